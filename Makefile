@@ -1,0 +1,110 @@
+# `make demo` and `make test` do everything that a fresh machine needs; a second run downloads nothing.
+# What they take from outside: Python 3.11, Java 17 or 21, and at the first run a network.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-compose images docs lint types bench fuzz schemas jars lock clean java
+
+PYTHON := $(shell for each in python3.11 python3; do \
+	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
+UV ?= uv
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-build-isolation
+
+help:
+	@echo "make demo     the service on a real Kafka and a real Spark, from nothing; every record checked"
+	@echo "make test     lint, types, import contracts and all tests but those with containers"
+	@echo "make test-compose  the compose file, fed, killed, upgraded and on a Spark cluster; with no container"
+	@echo "              engine it starts one as root on Debian (installs docker.io), else it says why it skips"
+	@echo "make images   stand-ins for the official base images, where no image registry can be reached"
+	@echo "make docs     the pages in build/site"
+	@echo "make bench    throughput and latency against stock Spark"
+	@echo "make lint     ruff and the import contracts"
+	@echo "make types    mypy --strict"
+	@echo "make fuzz     ten minutes of random bytes for all that reads bytes; FUZZ_SECONDS=60 for less"
+	@echo "make schemas  make schemas/ anew from the code"
+	@echo "make lock     resolve all versions anew into requirements/*.txt and replayfilter/jars.lock (needs uv)"
+	@echo "make clean    remove the virtual environment and all caches in this folder"
+
+demo: .venv/service.installed jars
+	$(BIN)/replayfilter demo
+
+# A process for each, since the clients that the Kafka tests leave behind hold over 1,024 descriptors, more than
+# the select() in PySpark's driver can look at.
+test: lint types jars
+	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
+	$(BIN)/python -m pytest tests/kafka
+	$(BIN)/python -m pytest tests/service
+	$(BIN)/python -m pytest tests/spark
+
+ENGINE_FOLDER := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/replayfilter/engine
+
+test-compose: .venv/dev.installed jars
+	tests/compose/engine $(ENGINE_FOLDER) tests/compose/run $(BIN)/python
+
+images: .venv/dev.installed jars
+	tests/compose/engine $(ENGINE_FOLDER) tests/compose/local-images $(BIN)/python
+
+docs: .venv/dev.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lint: .venv/dev.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: .venv/dev.installed
+	$(BIN)/mypy
+
+bench: .venv/service.installed jars
+	$(BIN)/python -m benchmarks.stock
+	$(BIN)/python -m benchmarks.stock latency
+	$(BIN)/python -m benchmarks.producer
+
+# What it finds is kept in tests/fuzz/cases, and is a failing test from then on.
+fuzz: FUZZ_SECONDS ?= 600
+fuzz: .venv/dev.installed
+	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS)
+
+schemas: .venv/dev.installed
+	$(BIN)/python schemas/remake.py
+
+# Looks whether each jar is in the user's cache; fetches those that are not.
+jars: .venv/service.installed
+	@$(BIN)/python -m replayfilter.jars >/dev/null
+
+# dev.txt holds all of service.txt in the same versions, so whoever has the one has the other.
+.venv/dev.installed: requirements/build.txt requirements/dev.txt pyproject.toml | java
+	@$(call install,requirements/dev.txt)
+	@touch .venv/service.installed $@
+
+.venv/service.installed: requirements/build.txt requirements/service.txt pyproject.toml | java
+	@$(call install,requirements/service.txt)
+	@touch $@
+
+define install
+	test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it with its venv module \
+	(on Debian and Ubuntu: apt install python3.11 python3.11-venv)." >&2; exit 1; }; \
+	echo "installing $(1) into .venv (once)"; \
+	$(PYTHON) -m venv .venv; \
+	$(PIP) -r requirements/build.txt; \
+	$(PIP) -r $(1); \
+	$(BIN)/python -m pip --disable-pip-version-check install --no-deps --no-build-isolation -e .
+endef
+
+java:
+	@command="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	"$$command" -version 2>&1 | grep -Eq 'version "(17|21)[."]' || { echo "$$command is not Java 17 or 21: install one \
+	(on Debian and Ubuntu: apt install openjdk-17-jre-headless) and put it on PATH or name it in JAVA_HOME." >&2; exit 1; }
+
+COMPILE := $(UV) pip compile --quiet --generate-hashes --no-header --no-emit-index-url --python-version 3.11
+
+lock: .venv/dev.installed
+	$(COMPILE) requirements/build.in -o requirements/build.txt
+	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra service --extra avro -c requirements/dev.txt -o requirements/service.txt
+	$(BIN)/python -m replayfilter.jars --lock >/dev/null
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

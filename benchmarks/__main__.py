@@ -1,0 +1,5 @@
+"""``python -m benchmarks``: both parts of `stock`."""
+
+from benchmarks.stock import main
+
+main()

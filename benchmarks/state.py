@@ -1,0 +1,183 @@
+"""The service with much to remember: throughput, small batches, bytes a key and restart, by keys remembered.
+
+    python -m benchmarks.state                      0.1, 1 and 10 million keys
+    python -m benchmarks.state 0.1 1 10 50          the whole curve; wants 15 GB of disk and an hour
+
+Real broker, real pipeline, match = "window" (the dearer one: every live bucket is searched), no stamps.
+At each size: a batch of new and known keys in equal parts; then batches of 1,000 records; then a process of
+its own that starts from the checkpoint and handles one batch. Bytes a key on disk are those of Spark's whole
+state folder, with all versions that it retains. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.stock import cpu_seconds
+from replayfilter.devbroker import DevBroker
+from replayfilter.service.config import Config
+from replayfilter.service.demo_stream import OUTPUTS
+from replayfilter.service.demo_topics import create_topic
+from replayfilter.service.plan import plan_of
+from replayfilter.service.preflight import inspect
+from replayfilter.spark.query import Service
+from replayfilter.spark.settings import PlanSettings
+
+PARTITIONS, PERIOD_MS = 4, 3_600_000
+BIG, SMALL, SMALL_BATCHES = 400_000, 1_000, 12
+RESTART = "--restart"
+console = Console(width=120)
+
+
+class Bench:
+    """One service between topics of a broker, and the keys that it was given so far."""
+
+    def __init__(self, bootstrap: str, folder: Path, most_keys: int) -> None:
+        for topic in ("state", *(f"state.{route}" for route in OUTPUTS)):
+            create_topic(bootstrap, topic, PARTITIONS)
+        config = Config(
+            service={"name": "state", "checkpoint": str(folder / "checkpoint")},
+            kafka={"bootstrap": bootstrap},
+            input={"topics": ["state"], "stamp": "none"},
+            replay={"enabled": False},
+            dedup={"key": ["id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms", "cache": "8GB"},
+            output={route: f"state.{route}" for route in OUTPUTS},
+        )  # type: ignore[arg-type]
+        findings = inspect(config, False)
+        assert not findings.faults, findings.faults
+        self.settings = plan_of(config, findings)
+        self.kept = folder / "settings.pickle"
+        self.kept.write_bytes(pickle.dumps(self.settings))
+        self.producer = Producer(
+            {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 1_000_000, "linger.ms": 50}
+        )
+        self.begin, self.step = int(time.time() * 1000) - PERIOD_MS, PERIOD_MS * 0.9 / (most_keys + 20 * BIG)
+        self.keys = 0
+
+    def publish(self, numbers: Iterator[int]) -> None:
+        """One record for each key number; its time is what it was the first time."""
+        for count, number in enumerate(numbers):
+            value = f'{{"id":{number},"ts":{self.begin + int(number * self.step)}}}'
+            while True:
+                try:
+                    self.producer.produce("state", value, partition=count % PARTITIONS)
+                    break
+                except BufferError:
+                    self.producer.poll(0.1)
+            if not count % 1000:
+                self.producer.poll(0)
+        self.producer.flush()
+
+    def publish_new(self, count: int) -> None:
+        self.publish(iter(range(self.keys, self.keys + count)))
+        self.keys += count
+
+    def run(self, batch_records: int) -> tuple[list[dict[str, Any]], float]:
+        """Handle all there is; the progress of each batch, and CPU seconds of the whole."""
+        batches: list[dict[str, Any]] = []
+        service = Service(
+            replace(self.settings, batch_records=batch_records), [lambda p: batches.append(dict(p))]
+        )
+        before = cpu_seconds(os.getpid())
+        service.start(once=True)
+        service.await_end()
+        return batches, cpu_seconds(os.getpid()) - before
+
+    def restart(self) -> float:
+        """Seconds from a new process's start to the end of its first batch."""
+        self.publish_new(SMALL)
+        command = [sys.executable, "-m", "benchmarks.state", RESTART, str(self.kept)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return float(done.stdout.splitlines()[-1])
+
+
+def restart(kept: Path) -> None:
+    """The process that starts from a checkpoint; prints the seconds to its first finished batch."""
+    begun = time.time() - _process_age()
+    ends: list[float] = []
+    service = Service(pickle.loads(kept.read_bytes()), [lambda _: ends.append(time.time())])
+    service.start(once=True)
+    service.await_end()
+    print(ends[0] - begun)
+
+
+def _process_age() -> float:
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return uptime - started / os.sysconf("SC_CLK_TCK")
+
+
+def measure(bench: Bench, keys: int) -> dict[str, float]:
+    bench.publish_new(max(0, keys - bench.keys))
+    bench.run(1_200_000)
+    known = iter(range(0, bench.keys, max(1, bench.keys * 2 // BIG)))
+    bench.publish(known)
+    bench.publish_new(BIG // 2)
+    batches, cpu = bench.run(BIG)
+    big = [batch for batch in batches if batch["numInputRows"]]
+    rows, seconds = sum(map(_rows, big)), sum(b["durationMs"]["triggerExecution"] for b in big) / 1000
+    bench.publish_new(SMALL * SMALL_BATCHES)
+    small, _ = bench.run(SMALL)
+    times = [b["durationMs"]["triggerExecution"] for b in small if b["numInputRows"]]
+    counts = small[-1]["observedMetrics"]["counts"]
+    disk = sum(f.stat().st_size for f in _state_folder(bench.settings).rglob("*") if f.is_file())
+    return {
+        "keys": counts["state_keys"],
+        "rec/s": rows / seconds,
+        "CPU s a million": cpu / rows * 1e6,
+        "small batch ms": statistics.median(times[2:]),
+        "bytes a key": counts["state_bytes"] / counts["state_keys"],
+        "on disk": disk / counts["state_keys"],
+        "restart s": bench.restart(),
+    }
+
+
+def _rows(batch: dict[str, Any]) -> int:
+    counts = batch["observedMetrics"]["counts"]
+    return int(sum(counts[name] for name in ("unique", "duplicate", "expired", "error", "replay")))
+
+
+def _state_folder(settings: PlanSettings) -> Path:
+    return Path(settings.checkpoint.removeprefix("file:")) / "state"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("millions", type=float, nargs="*", default=[0.1, 1, 10])
+    sizes = [int(millions * 1e6) for millions in parser.parse_args().millions]
+    table = Table(title="by keys remembered", title_justify="left")
+    with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder, DevBroker() as broker:
+        bench = Bench(broker.bootstrap, Path(folder), max(sizes))
+        for size in sizes:
+            found = measure(bench, size)
+            console.print(json.dumps({name: round(value, 2) for name, value in found.items()}))
+            if not table.columns:
+                for name in found:
+                    table.add_column(name, justify="right")
+            table.add_row(*(f"{value:,.1f}" if value < 1000 else f"{value:,.0f}" for value in found.values()))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [RESTART]:
+        restart(Path(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,300 @@
+"""Ours against stock Spark: dropDuplicates into the Kafka sink, on the same broker, topic and machine.
+
+    python -m benchmarks throughput     all sides in turn, twice, in big batches
+    python -m benchmarks latency        all sides in turn, twice, at 1,000 records/s
+    python -m benchmarks                both
+
+Each part prints a table; nothing is asserted. Machines are noisy: only sides that alternate in one run may be
+compared, and CPU seconds sooner than time. Stock Spark does less here: it finds no replays, has no duplicate,
+expired or error topic, writes at least once, and keeps neither order nor stamps.
+
+Time is Spark's own ``triggerExecution`` of each batch, without the first (warm-up). CPU is that of the whole
+process tree (Python driver, JVM, Python workers; not the broker), user and system, over the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from rich.console import Console
+from rich.table import Table
+
+from replayfilter.devbroker import DevBroker
+from replayfilter.jars import spark_jars
+from replayfilter.service.config import Config
+from replayfilter.service.demo_stream import OUTPUTS, STAMP, Record
+from replayfilter.service.demo_topics import create_topic, publish
+from replayfilter.service.plan import plan_of
+from replayfilter.service.preflight import inspect
+from replayfilter.spark.query import Service
+from tests.spark.service_process import descendants, paced
+
+INPUT, PARTITIONS = "orders", 4
+SIDE = "--side"
+SIDES = {
+    "ours": "replayfilter",
+    "within": "stock dropDuplicatesWithinWatermark",
+    "plain": "stock dropDuplicates + watermark",
+}
+PERIOD_MS = 3_600_000
+console = Console(width=120)
+
+
+def orders(records: int, start_ms: int, span_ms: int) -> Iterator[Record]:
+    """Stamped orders of 200 bytes, in order of time but for half a minute; one in ten is a second copy."""
+    rng, pid = random.Random(7), 4711
+    recent: list[tuple[int, int]] = []
+    for number in range(records):
+        now = start_ms + span_ms * number // records
+        partition = number % PARTITIONS
+        event, ts = (number, now - rng.randrange(30_000)) if number % 10 or not recent else rng.choice(recent)
+        if number % 10 == 1:
+            recent = [*recent[-500:], (event, ts)]
+        value = (
+            f'{{"event_id":"order-{event:012d}","ts":{ts},"user":{event % 40_000},"amount":{event % 9_973}.5,'
+        )
+        value += f'"note":"{"x" * (199 - len(value) - 10)}"}}'
+        yield Record(partition, number, STAMP.pack(pid, partition, number), value.encode(), now, [], "")
+
+
+# ---- a side, in a process of its own -----------------------------------------------------------------------
+
+
+@dataclass
+class Task:
+    """What one run is to do; ``seconds`` 0: until all is read."""
+
+    side: str
+    bootstrap: str
+    output: str  # what the names of output topics begin with
+    batch_records: int
+    seconds: float
+    result: str
+
+
+def run_side(task: Task) -> None:
+    """Run one side and write what its batches took, after warm-up, to the task's result file."""
+    batches: list[Any] = []
+    with tempfile.TemporaryDirectory(prefix="replayfilter-bench-") as folder:
+        run = (_ours if task.side == "ours" else _stock)(task, Path(folder))
+        running = threading.Thread(target=run, args=(batches.append,), daemon=True)
+        running.start()
+        started: float | None = None
+        warm: tuple[int, float] | None = None  # batches in the warm-up, CPU seconds when it ended
+        while running.is_alive():
+            time.sleep(0.05)
+            now = time.monotonic()
+            if batches and started is None:
+                started = now
+            if started and warm is None and now >= started + task.seconds / 3:
+                warm = (len(batches), cpu_seconds(os.getpid()))
+            if started and task.seconds and now > started + task.seconds:
+                break
+        cpu = cpu_seconds(os.getpid())
+        assert warm is not None, f"{task.side} read nothing"
+        counted = [progress for progress in batches[warm[0] :] if _rows(progress)]
+        took = {
+            "rows": sum(map(_rows, counted)),
+            "times_ms": [progress["durationMs"]["triggerExecution"] for progress in counted],
+            "cpu_s": cpu - warm[1],
+        }
+        Path(task.result).write_text(json.dumps(took))
+        SparkSession.active().stop()
+
+
+def _rows(progress: Any) -> int:
+    """Input records of a batch, by its offsets (a plan that reads its source twice counts double)."""
+    rows = 0
+    for source in progress["sources"]:
+        start, end = source["startOffset"] or {}, source["endOffset"] or {}
+        for topic, ends in end.items():
+            rows += sum(offset - start.get(topic, {}).get(partition, 0) for partition, offset in ends.items())
+    return rows
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of ``pid`` and all below it, those that ended and were waited for included."""
+    ticks = 0
+    for process in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
+            ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+Run = Callable[[Callable[[Any], None]], None]  # runs to the end, gives each batch's progress to its argument
+
+
+def _ours(task: Task, folder: Path) -> Run:
+    config = Config(
+        service={"name": task.output, "checkpoint": str(folder), "batch_records": task.batch_records},
+        kafka={"bootstrap": task.bootstrap},
+        input={"topics": [INPUT]},
+        dedup={"key": ["event_id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms"},
+        output={route: f"{task.output}.{route}" for route in OUTPUTS},
+    )  # type: ignore[arg-type]
+    settings = plan_of(config, inspect(config, False))
+
+    def run(on_batch: Callable[[Any], None]) -> None:
+        service = Service(settings, [on_batch])
+        service.start(once=not task.seconds)
+        service.await_end()
+
+    return run
+
+
+def _stock(task: Task, folder: Path) -> Run:
+    builder = SparkSession.builder.appName(task.side).master("local[*]")
+    for name, value in {
+        "spark.jars": ",".join(map(str, spark_jars())),
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.shuffle.compress": "false",
+        "spark.sql.shuffle.partitions": str(os.cpu_count()),
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }.items():
+        builder = builder.config(name, value)
+    source = (
+        builder.getOrCreate().readStream.format("kafka").option("kafka.bootstrap.servers", task.bootstrap)
+    )
+    source = source.option("subscribe", INPUT).option("startingOffsets", "earliest")
+    rows = source.option("maxOffsetsPerTrigger", task.batch_records).load()
+    event = f.from_json(f.col("value").cast("string"), "event_id STRING, ts LONG")
+    rows = rows.select("key", "value", event.alias("event")).select(
+        "key", "value", "event.event_id", f.timestamp_millis("event.ts").alias("ts")
+    )
+    rows = rows.withWatermark("ts", f"{PERIOD_MS} milliseconds")
+    if task.side == "within":
+        unique = rows.dropDuplicatesWithinWatermark(["event_id"])
+    else:
+        unique = rows.dropDuplicates(["event_id", "ts"])
+    sink = unique.select("key", "value").writeStream.format("kafka")
+    sink = sink.option("kafka.bootstrap.servers", task.bootstrap).option("topic", f"{task.output}.unique")
+    sink = sink.option("checkpointLocation", str(folder / "checkpoint"))
+
+    def run(on_batch: Callable[[Any], None]) -> None:
+        query = sink.start() if task.seconds else sink.trigger(availableNow=True).start()
+        seen = -1
+        while not query.awaitTermination(0.05) or seen < (query.lastProgress or {"batchId": -1})["batchId"]:
+            for progress in query.recentProgress if query.lastProgress else ():
+                if progress["batchId"] > seen:
+                    seen = progress["batchId"]
+                    on_batch(json.loads(progress.json))
+
+    return run
+
+
+# ---- the parts ---------------------------------------------------------------------------------------------
+
+
+def measure(broker: DevBroker, side: str, batch_records: int, seconds: float = 0) -> dict[str, Any]:
+    """Run a side in a new process, into new output topics; what it took."""
+    output = f"{side}-{time.monotonic_ns()}"
+    for route in OUTPUTS:
+        create_topic(broker.bootstrap, f"{output}.{route}", PARTITIONS)
+    with tempfile.NamedTemporaryFile(suffix=".json") as result:
+        task = Task(side, broker.bootstrap, output, batch_records, seconds, result.name)
+        subprocess.run([sys.executable, "-m", "benchmarks.stock", SIDE, json.dumps(asdict(task))], check=True)
+        took: dict[str, Any] = json.loads(Path(result.name).read_text())
+    console.print(_line(side, took), highlight=False)
+    return took
+
+
+def throughput(records: int, batch_records: int, rounds: int) -> Table:
+    with DevBroker() as broker:
+        console.print(f"publishing {records:,} orders of 200 bytes over {PARTITIONS} partitions")
+        create_topic(broker.bootstrap, INPUT, PARTITIONS)
+        now = int(time.time() * 1000)
+        publish(broker.bootstrap, INPUT, orders(records, now - 2 * PERIOD_MS, 2 * PERIOD_MS))
+        runs = [(side, measure(broker, side, batch_records)) for _ in range(rounds) for side in SIDES]
+    return _table(f"{batch_records:,} records a batch", runs)
+
+
+def latency(seconds: float, rounds: int) -> Table:
+    rate, runs = 1_000, []
+    for side in [*SIDES] * rounds:
+        with DevBroker() as broker, ThreadPoolExecutor(1) as aside:
+            create_topic(broker.bootstrap, INPUT, PARTITIONS)
+            now, count = int(time.time() * 1000), int((seconds + 20) * rate)
+            stream = paced(orders(count, now, count), rate)
+            publishing = aside.submit(publish, broker.bootstrap, INPUT, stream)
+            runs.append((side, measure(broker, side, 1_200_000, seconds)))
+            publishing.result()
+    return _table(f"{rate:,} records/s", runs)
+
+
+def _line(side: str, took: dict[str, Any]) -> str:
+    seconds = sum(took["times_ms"]) / 1000
+    return (
+        f"{SIDES[side]:<38} {took['rows'] / seconds:>9,.0f} rec/s  "
+        f"{took['cpu_s'] / took['rows'] * 1e6:>6.1f} CPU s a million  "
+        f"batch {statistics.median(took['times_ms']):>6,.0f} ms median, {len(took['times_ms'])} batches"
+    )
+
+
+def _table(title: str, runs: list[tuple[str, dict[str, Any]]]) -> Table:
+    table = Table("side", title=title, title_justify="left")
+    for column in ("rec/s", "CPU s a million records", "batch ms, median", "95%", "runs"):
+        table.add_column(column, justify="right")
+    for side, name in SIDES.items():
+        own = [took for key, took in runs if key == side]
+        times = sorted(ms for took in own for ms in took["times_ms"])
+        rows = sum(took["rows"] for took in own)
+        cpu = sum(took["cpu_s"] for took in own)
+        table.add_row(
+            name,
+            f"{rows / sum(times) * 1000:,.0f}",
+            f"{cpu / rows * 1e6:.1f}",
+            f"{statistics.median(times):,.0f}",
+            f"{times[int(len(times) * 0.95)]:,}",
+            str(len(own)),
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("throughput", "latency", "both"), nargs="?", default="both")
+    parser.add_argument("--records", type=int, default=1_500_000)
+    parser.add_argument("--batch", type=int, default=300_000, help="records a batch")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=45, help="latency: of each run; a third is warm-up")
+    options = parser.parse_args()
+    tables = []
+    if options.part != "latency":
+        tables.append(throughput(options.records, options.batch, options.rounds))
+    if options.part != "throughput":
+        tables.append(latency(options.seconds, options.rounds))
+    console.print(*tables)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [SIDE]:
+        run_side(Task(**json.loads(sys.argv[2])))
+    else:
+        main()

@@ -1,0 +1,44 @@
+"""replayfilter: makes a dirty Kafka stream exact.
+
+What is imported here needs neither PySpark nor Java: it is the half that goes into other people's code.
+What talks to Kafka is imported when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from replayfilter.core.marks import ReplayFilter
+from replayfilter.core.stamp import STAMP_HEADER, Stamp, parse_stamps, partition_for, producer_id, stamp_keys
+from replayfilter.errors import ReplayfilterError
+
+if TYPE_CHECKING:
+    from replayfilter.kafka.consumer import FilteringConsumer
+    from replayfilter.kafka.pids import pid_for_topic
+    from replayfilter.kafka.producer import StampingProducer
+
+__all__ = [
+    "STAMP_HEADER",
+    "FilteringConsumer",
+    "ReplayFilter",
+    "ReplayfilterError",
+    "Stamp",
+    "StampingProducer",
+    "parse_stamps",
+    "partition_for",
+    "pid_for_topic",
+    "producer_id",
+    "stamp_keys",
+]
+__version__ = "0.1.0"
+
+_LAZY = {
+    "FilteringConsumer": "replayfilter.kafka.consumer",
+    "StampingProducer": "replayfilter.kafka.producer",
+    "pid_for_topic": "replayfilter.kafka.pids",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'replayfilter' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,267 @@
+"""A real Kafka broker of one node for development, demos and tests.
+
+    with DevBroker() as broker:
+        Producer({"bootstrap.servers": broker.bootstrap})
+
+It listens on 127.0.0.1 only, keeps little in memory, and can't outlive the process that started it, however
+that process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from replayfilter.errors import BrokerError
+from replayfilter.jars import kafka_jars
+from replayfilter.java import java
+
+START_SECONDS = 60.0
+_JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")
+
+# One node is controller and broker at once. Internal topics get one replica and few partitions (Kafka's 50
+# cost seconds at each start). A killed broker is let in again when its old session is over: by default after
+# 9 s. Nothing is deleted for its age: demos and tests write event times of years ago, and Kafka would drop
+# those half a minute after the start. Whatever else a client can notice is as Kafka has it, so that what is
+# right here is right on a real cluster.
+_SERVER = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={data}/log
+auto.create.topics.enable=false
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+group.initial.rebalance.delay.ms=0
+log.retention.ms=-1
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+num.network.threads=2
+num.io.threads=4
+log.cleaner.dedupe.buffer.size=4194304
+"""
+
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %m (%c)%n
+# Kafka's own clients try to reach it before it listens, at every start.
+logger.client.name = org.apache.kafka.clients.NetworkClient
+logger.client.level = error
+"""
+
+# Reads from its parent what never comes; when the parent is gone, however it went, so does the broker.
+_WATCH = 'cat >/dev/null; kill -9 "$1"; while kill -0 "$1"; do sleep 0.05; done; [ -z "$2" ] || rm -rf "$2"'
+
+
+class DevBroker:
+    """Kafka on a free port (or the given one), its data in a temporary folder (or the given one).
+
+    With `data` the topics survive: a later DevBroker on the same folder has them. A temporary folder goes
+    when the broker goes. Entering the context starts it and leaving stops it; raises BrokerError if it
+    doesn't come up and MissingDependency if Java or the jars are missing.
+
+    For fault tests `kill()` ends it in mid-work and `restart()` brings it back on the same port and data.
+    """
+
+    def __init__(self, port: int = 0, data: Path | None = None) -> None:
+        self._port, self._controller = port or _free_port(), _free_port()
+        self._temporary = data is None
+        self.folder = (
+            data or Path(tempfile.gettempdir(), f"replayfilter-broker-{uuid.uuid4().hex}")
+        ).absolute()
+        self._java: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients give as `bootstrap.servers`."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the running broker."""
+        return self._java.pid if self._java else None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Format the data folder if it is new, start Kafka and return once it answers a client."""
+        if self._java is not None:
+            return
+        command, jars = str(java()), ":".join(map(str, kafka_jars()))
+        if not _is_free(self._port):
+            raise BrokerError(
+                f"Port {self._port} is in use on 127.0.0.1: stop what uses it or choose another."
+            )
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        server, logging = self.folder / "server.properties", self.folder / "log4j2.properties"
+        server.write_text(_SERVER.format(port=self._port, controller=self._controller, data=self.folder))
+        logging.write_text(_LOGGING)
+        kafka = [command, *_JVM, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", jars]
+        try:
+            if not (self.folder / "log" / "meta.properties").exists():
+                self._format(kafka, server)
+            with self._log.open("ab") as log:
+                self._java = subprocess.Popen(
+                    [*kafka, "kafka.Kafka", server],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # a terminal's Ctrl-C is for us; we then stop the broker
+                )
+            self._watch = _watch(self._java.pid, remove=self.folder if self._temporary else None)
+            self._await()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the broker: in order if its data stay, at once if they are temporary."""
+        if self._java is not None and not self._temporary:
+            self._java.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._java.wait(20)
+        self.kill()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the broker by SIGKILL; its data stay for `restart`."""
+        watch, process, self._watch, self._java = self._watch, self._java, None, None
+        if watch is not None:  # first: the watch must not hit a process that has got the same id since
+            watch.kill()
+            watch.communicate()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def restart(self) -> None:
+        """Start again after `kill`, or after killing it first, on the same port and data."""
+        self.kill()
+        self.start()
+
+    def wait(self) -> int:
+        """Block until the broker ends by itself; its exit code."""
+        if self._java is None:
+            raise BrokerError("The broker is not running, so there is no end to wait for: start it first.")
+        return self._java.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "broker.log"
+
+    def _format(self, kafka: list[str], server: Path) -> None:
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        arguments = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "--config", str(server)]
+        ended = subprocess.run(
+            kafka + arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        if ended.returncode:
+            raise BrokerError(
+                f"Kafka can't use {server.parent} for its data:\n{(ended.stdout + ended.stderr)[-2000:]}"
+            )
+
+    def _await(self) -> None:
+        """Return once a client gets metadata that names the broker: from then on it also takes writes."""
+        assert self._java is not None
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._java.poll() is not None:
+                raise self._failed(f"ended with code {self._java.returncode} while starting")
+            if _listens(self._port) and _answers(self.bootstrap):
+                return
+            time.sleep(0.05)
+        raise self._failed(f"gave no answer within {START_SECONDS:.0f} seconds")
+
+    def _failed(self, what: str) -> BrokerError:
+        lines = self._log.read_text("utf-8", "replace").splitlines()
+        tail = "\n".join([line for line in lines if not line.startswith("\t")][-12:])  # no stack frames
+        return BrokerError(f"The development broker on {self.bootstrap} {what}; its log ends with:\n{tail}")
+
+
+def _watch(pid: int, remove: Path | None) -> subprocess.Popen[bytes]:
+    """A process that ends the broker (and removes its folder) when ours is gone and its input so ends.
+
+    Unlike PR_SET_PDEATHSIG this is not tied to the thread that started the broker, nor to Linux.
+    """
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _WATCH, "watch", str(pid), str(remove or "")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _free_port() -> int:
+    """A free port below those that systems hand to clients (32768 and up on Linux, 49152 on macOS).
+
+    One of those could be taken by any client while the broker is down, even by one that connects to itself.
+    """
+    while not _is_free(port := random.SystemRandom().randrange(12000, 32000)):
+        pass
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a dead broker's connections linger
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _answers(bootstrap: str) -> bool:
+    client = AdminClient({"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 100, "log_level": 0})
+    try:
+        return bool(client.list_topics(timeout=2).brokers)
+    except KafkaException:
+        return False

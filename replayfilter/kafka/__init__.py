@@ -1,0 +1,1 @@
+"""What talks to Kafka: stamping producer, filtering consumer, lanes, and what an administrator asks."""

@@ -1,0 +1,122 @@
+"""Client settings for librdkafka, from the user's ``[kafka.options]`` in Kafka's own names.
+
+Kafka's own names are those of its Java client: Spark's source takes them as they are, and
+:func:`client_settings` turns the few that librdkafka calls otherwise. What exactly-once delivery
+rests on can't be set: that is refused with the reason, before anything connects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from replayfilter.errors import ConfigError
+
+Settings = dict[str, str | int | float | bool]
+
+# Why each of these is not the user's to choose.
+_OURS = {
+    "bootstrap.servers": "set kafka.bootstrap instead",
+    "group.id": "the consumer group is service.name",
+    "transactional.id": "each lane's id is made from service.name; another id would not fence earlier owners",
+    "transactional.id.prefix": "each lane's id is made from service.name",
+    "enable.idempotence": "without it a retry inside the client can write a record twice",
+    "acks": "anything below 'all' can lose a record that was acknowledged",
+    "request.required.acks": "anything below 'all' can lose a record that was acknowledged",
+    "retries": "delivery retries until its time is up; set delivery.timeout.ms to change that time",
+    "max.in.flight": "above 5 the order within a partition is not kept",
+    "max.in.flight.requests.per.connection": "above 5 the order within a partition is not kept",
+    "isolation.level": "read_uncommitted would read records of transactions that were aborted",
+    "enable.auto.commit": "offsets are committed inside the delivery transactions only",
+    "enable.auto.offset.store": "offsets are committed inside the delivery transactions only",
+    "enable.gapless.guarantee": "it ends a producer at a failed record, before delivery can tell which",
+    "allow.auto.create.topics": "a topic made by accident has the wrong number of partitions",
+    "delivery.report.only.error": "delivery needs the report of every failed record",
+}
+_RENAMED = {  # Java's name: librdkafka's
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "max.request.size": "message.max.bytes",
+}
+_PRODUCER_ONLY = {
+    "batch.num.messages",
+    "batch.size",
+    "compression.codec",
+    "compression.level",
+    "compression.type",
+    "delivery.timeout.ms",
+    "linger.ms",
+    "message.timeout.ms",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "queue.buffering.max.ms",
+    "request.timeout.ms",
+    "transaction.timeout.ms",
+}
+_INPUT_ONLY = {"fetch.max.wait.ms", "fetch.max.bytes", "fetch.min.bytes", "max.partition.fetch.bytes"}
+_SPARK_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # read by Spark's Java consumer alone
+_JAAS_LOGIN = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_JAAS_MODULES = ("PlainLoginModule", "ScramLoginModule")
+
+
+def client_settings(
+    bootstrap: str, options: Mapping[str, str] | None = None, *, produces: bool = False
+) -> Settings:
+    """Settings for one librdkafka client: a producer's if ``produces``, else a consumer's or an admin's.
+
+    ``options`` maps Kafka's own names to values. Settings that only the other kind of client reads are
+    left out. Raises :class:`ConfigError` with one fault for each option that can't be used.
+
+    >>> client_settings("localhost:9092", {"linger.ms": "5", "fetch.max.wait.ms": "100"}, produces=True)
+    {'bootstrap.servers': 'localhost:9092', 'linger.ms': '5'}
+    """
+    settings: Settings = {"bootstrap.servers": bootstrap}
+    faults: list[str] = []
+    for name, value in (options or {}).items():
+        if name in _OURS:
+            faults.append(f"kafka.options.{name} = {value!r} can't be set: {_OURS[name]}; remove it")
+        elif name in _SPARK_ONLY or name in (_INPUT_ONLY if produces else _PRODUCER_ONLY):
+            continue
+        else:
+            settings.update(_translate(name, value, options or {}, faults))
+    if faults:
+        raise ConfigError(faults)
+    return settings
+
+
+def _translate(name: str, value: str, options: Mapping[str, str], faults: list[str]) -> Settings:
+    """One option in librdkafka's words; what it can't say is added to ``faults``."""
+    if name == "sasl.jaas.config":
+        login = {key: re.sub(r"\\(.)", r"\1", text) for key, text in _JAAS_LOGIN.findall(value)}
+        if any(module in value for module in _JAAS_MODULES) and len(login) == 2:
+            return {f"sasl.{key}": text for key, text in login.items()}
+        faults.append(
+            "kafka.options.sasl.jaas.config can't be read: use PlainLoginModule or ScramLoginModule "
+            'with username="..." and password="..."'
+        )
+        return {}
+    if name in ("ssl.truststore.location", "ssl.keystore.location"):
+        return _translate_store(name, value, options, faults)
+    if name in ("ssl.truststore.type", "ssl.keystore.type", "ssl.truststore.password"):
+        return {}  # read together with the store's location; a PEM truststore has no password
+    if name == "ssl.endpoint.identification.algorithm":
+        return {name: value or "none"}  # Java turns the check off with an empty text
+    return {_RENAMED.get(name, name): value}
+
+
+def _translate_store(name: str, path: str, options: Mapping[str, str], faults: list[str]) -> Settings:
+    """Java's key and trust stores: librdkafka reads PEM files, and PKCS#12 for the client's own key."""
+    kind = options.get(name.replace(".location", ".type"), "JKS").upper()
+    if name == "ssl.keystore.location" and kind == "PKCS12":
+        return {"ssl.keystore.location": path}
+    if kind == "PEM" and name == "ssl.truststore.location":
+        return {"ssl.ca.location": path}
+    if kind == "PEM":
+        return {"ssl.certificate.location": path, "ssl.key.location": path}
+    usable = "PEM" if name == "ssl.truststore.location" else "PEM or PKCS12"
+    faults.append(
+        f"kafka.options.{name} = {path!r} is a {kind} store, which the delivering client can't read: "
+        f"convert it and set {name.replace('.location', '.type')} to {usable}"
+    )
+    return {}

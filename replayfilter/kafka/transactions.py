@@ -1,0 +1,104 @@
+"""The steps of a Kafka transaction, with time limits that hold, and the counts of what they did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from replayfilter.kafka.runs import Source
+
+STEP_LIMIT_S = 60.0  # for init and commit: a broker's restart takes less
+OFFSETS_LIMIT_S = 10.0  # for sending offsets, 2-5 ms as a rule: then a new producer is the better hope
+ABORT_LIMIT_S = 10.0  # an abort that takes longer is left to the next owner's init_transactions
+RETRY_S = 0.02  # between two tries of a step that Kafka says may be tried again
+
+
+@dataclass(slots=True)
+class LaneStats:
+    """Counts of one delivery, or the sum of many (``+=``)."""
+
+    written: int = 0  # records handed to Kafka in the transaction
+    skipped: int = 0  # records left out because an earlier attempt had delivered them
+    transactions: int = 0  # committed
+    takeovers: int = 0  # init_transactions done
+    fences: int = 0  # times that another owner had taken the lane
+    retries: int = 0  # steps asked again because the broker wasn't ready
+
+    def __iadd__(self, other: LaneStats) -> Self:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        return self
+
+
+def initialise(producer: Producer, stats: LaneStats) -> None:
+    """Own the producer's transactional id: every earlier owner is fenced, and its transaction aborted."""
+    _insist(producer.init_transactions, stats, STEP_LIMIT_S)
+
+
+def send_offsets(producer: Producer, offsets: dict[Source, int], group: Any, stats: LaneStats) -> None:
+    """Add next offsets to the open transaction; of those sent for a source the last ones count."""
+    wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+    send = partial(producer.send_offsets_to_transaction, wanted, group)
+    _within(OFFSETS_LIMIT_S, lambda: _insist(send, stats, OFFSETS_LIMIT_S))
+
+
+def commit(producer: Producer, stats: LaneStats) -> None:
+    """Commit the open transaction; raises KafkaException, after which only the offsets say what happened."""
+    _insist(producer.commit_transaction, stats, STEP_LIMIT_S)
+
+
+def discard(producer: Producer) -> None:
+    """Let a producer go at once. What it still holds is purged, since its reports hold the rows."""
+    producer.purge()
+    for _ in range(2):  # the first poll raises the fence, if there was one, and takes no reports
+        with suppress(KafkaException):
+            producer.poll(0)
+
+
+def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> None:
+    """Call a transactional step, and again while Kafka says that it may be: it resumes where it was."""
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            return step(max(0.1, deadline - time.monotonic()))
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
+            stats.retries += 1
+            time.sleep(RETRY_S)
+
+
+def _within(limit: float, step: Callable[[], None]) -> None:
+    """Call a step that can't be trusted with its own time limit; what hangs is left behind, asleep.
+
+    A producer that lived through its group coordinator's restart never returns from sending offsets
+    (librdkafka issue 5511, open as of 2.16). Nothing is lost by it: such a producer can't commit.
+    """
+    outcome: list[KafkaException | None] = []
+
+    def call() -> None:
+        try:
+            step()
+        except KafkaException as error:
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(limit)
+    fault = outcome[0] if outcome else KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    if fault is not None:
+        raise fault
+
+
+def is_fence(fault: KafkaError) -> bool:
+    """Whether another owner has taken the lane."""
+    return fault.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)

@@ -1,0 +1,1 @@
+"""The service as people meet it: config, command line, preflight, progress and the demo."""

@@ -1,0 +1,36 @@
+"""What a query failed with, in words: Spark's own message is a page of two languages' stack traces."""
+
+from __future__ import annotations
+
+import re
+
+from replayfilter import errors
+from replayfilter.errors import CheckpointError, DeliveryError, ReplayfilterError
+
+_OURS = re.compile(r"^(?:.*: )?replayfilter\.errors\.(\w+): (.+)$", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+(?:Exception|Error)): (.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"^(\w[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
+_LOST_DATA = ("Some data may have been lost", "OffsetOutOfRangeException", "data loss", "KAFKA_DATA_LOSS")
+
+
+def explain(text: str) -> ReplayfilterError:
+    """The error that the text of a StreamingQueryException tells of.
+
+    >>> explain("Traceback ...\\nreplayfilter.errors.DeliveryError: lane x-0 is lost; try again\\n")
+    DeliveryError('lane x-0 is lost; try again')
+    """
+    if ours := _OURS.findall(text):
+        name, sentence = ours[-1]
+        kind = getattr(errors, name, DeliveryError)
+        return kind([sentence]) if kind is errors.ConfigError else kind(sentence)
+    if any(sign in text for sign in _LOST_DATA):
+        return CheckpointError(
+            "Kafka no longer holds records that the checkpoint has not read: they were deleted by the "
+            "topic's retention, or the topic was made anew; lengthen retention.ms, and start anew with "
+            "another service.checkpoint and --from-committed to go on with what is there"
+        )
+    found = _PYTHON.findall(text) or _CAUSE.findall(text) or text.strip().splitlines()[:1] or ["no message"]
+    return ReplayfilterError(
+        f"the query failed: {found[-1].strip()}; start the service again, which loses nothing, and report "
+        "this if it comes back"
+    )

@@ -1,0 +1,232 @@
+"""Stamps and replay filtering in Spark jobs of your own, with Spark's stock Kafka source and sink.
+
+Both take a DataFrame of the Kafka source: columns key, value, topic, partition, offset, and headers if the
+source has ``includeHeaders``. Only Kafka's offsets are used, so they work after any ``select``, ``where`` or
+``withColumn`` that keeps the records of a partition in their order: no join, no aggregation, no repartition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import (
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+
+from replayfilter.core.stamp import STAMP_HEADER, Stamp
+from replayfilter.errors import ConfigError, StampError
+from replayfilter.spark.decode import last_headers, read_stamps
+
+MARK_TTL_HOURS = 48
+_CHUNK = 4_000  # records in an Arrow batch handed on
+SOURCE_BYTES = 12  # of a stamp: pid and source partition
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_FRAME = "source BINARY, topic STRING, partition INT, first BIGINT, batch_time BIGINT, body BINARY"
+_PASSED = "topic STRING, partition INT, body BINARY"
+_FRAME_SCHEMA = pa.schema(
+    [("source", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()),
+     ("batch_time", pa.int64()), ("body", pa.binary())]
+)  # fmt: skip
+_BATCH_TIME, _OFFSET = "__replayfilter_batch_time", "__replayfilter_source_offset"
+
+Where = Literal["key", "header"]
+
+
+def stamp(df: DataFrame, pid: int | Mapping[str, int], partitions: int, where: Where = "key") -> DataFrame:
+    """Give each record of a Kafka source its stamp and its partition, for the stock Kafka sink.
+
+    ``pid``: one number, or source topic -> number if several topics are read; see ``pid_for_topic``.
+    ``partitions``: of the destination topic. ``where`` "header": the key stays, and ``headers`` gets the
+    stamp. ``key`` (or ``headers``) and ``partition`` are replaced and ``topic`` is dropped, so that the
+    sink's own ``topic`` option counts; all other columns stay. Raises StampError for a pid that doesn't fit.
+
+        stamp(source, pid, 4).writeStream.format("kafka").option("topic", "orders")...
+    """
+    if where not in ("key", "header"):
+        raise StampError(f"where = {where!r}: put the stamp into the 'key' or a 'header'")
+    if partitions < 1:
+        raise StampError(f"partitions = {partitions}: give the destination topic's number of partitions")
+    blob = f.concat(_pid_bytes(pid), _big_endian("partition", 8), _big_endian("offset", 16))
+    number = f.expr(f"partition % {partitions}").cast("int")
+    if where == "key":
+        return df.withColumns({"key": blob, "partition": number}).drop("topic")
+    pair = f.array(f.struct(f.lit(STAMP_HEADER).alias("key"), blob.alias("value")))
+    if "headers" in df.columns:
+        own = f.filter("headers", lambda header: header["key"] != STAMP_HEADER)
+        pair = f.concat(f.coalesce(own, f.array().cast(df.schema["headers"].dataType)), pair)
+    return df.withColumns({"headers": pair, "partition": number}).drop("topic")
+
+
+def _pid_bytes(pid: int | Mapping[str, int]) -> Column:
+    if not isinstance(pid, Mapping):
+        return f.lit(bytearray(_first_bytes(pid)))
+    if not pid:
+        raise StampError("pid is empty: give source topic -> pid")
+    chosen: Any = f
+    for topic, number in pid.items():
+        chosen = chosen.when(f.col("topic") == topic, f.lit(bytearray(_first_bytes(number))))
+    missing = f.raise_error(f.concat(f.lit("stamp(): no pid is given for topic "), f.col("topic")))
+    column: Column = chosen.otherwise(missing.cast("binary"))
+    return column
+
+
+def _first_bytes(pid: int) -> bytes:
+    return Stamp(pid, 0, 0).to_bytes()[:8]
+
+
+def _big_endian(column: str, digits: int) -> Column:
+    return f.unhex(f.lpad(f.hex(column), digits, "0"))
+
+
+def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MARK_TTL_HOURS) -> DataFrame:
+    """Exactly the records that are no replays: all columns kept, marks in the query's own checkpoint.
+
+    ``df`` is a streaming DataFrame of the Kafka source with its columns topic, partition, offset and key
+    (or headers). Records without a stamp pass. The records of an input partition come out together and in
+    their order. A mark idle for ``mark_ttl_hours`` of batch time counts no more. A task holds its part of the
+    batch in memory, so set ``maxOffsetsPerTrigger``. Spark's RocksDB state store must be set
+    (ConfigError if not): ``spark.sql.streaming.stateStore.providerClass``.
+
+        filter_replays(source).select("value").writeStream...
+    """
+    provider = df.sparkSession.conf.get(_PROVIDER, "") or ""
+    if "RocksDB" not in provider:
+        raise ConfigError(
+            [
+                f"{_PROVIDER} = {provider!r}: transformWithState needs RocksDB; set it to "
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+            ]
+        )
+    schema = df.schema
+    timed = df.withColumn(_BATCH_TIME, f.unix_micros(f.current_timestamp()))
+    frames = timed.mapInArrow(partial(_frame, where), _FRAME)
+    passed = frames.groupBy("source").transformWithStateInPandas(
+        _Marks(mark_ttl_hours * 3_600_000_000), _PASSED, outputMode="append", timeMode="None"
+    )
+    return passed.repartition("topic", "partition").mapInArrow(_unframe, schema)  # type: ignore[arg-type]
+
+
+def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row for each source in an Arrow batch, with its records as they are; those without are one more."""
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        times = batch.column(batch.schema.get_field_index(_BATCH_TIME))
+        records = batch.select([name for name in batch.schema.names if name != _BATCH_TIME])
+        blobs = (
+            records.column("key") if where == "key" else last_headers(records.column("headers"), STAMP_HEADER)
+        )
+        stamps = read_stamps(blobs)
+        groups: dict[tuple[bytes, str, int], list[int]] = {}
+        topics, partitions = records.column("topic").to_pylist(), records.column("partition").to_pylist()
+        for row, (valid, pid, number) in enumerate(
+            zip(stamps.valid.tolist(), stamps.pids.tolist(), stamps.partitions.tolist(), strict=True)
+        ):
+            source = Stamp(pid, number, 0).to_bytes()[:SOURCE_BYTES] if valid else b""
+            groups.setdefault((source, topics[row], partitions[row]), []).append(row)
+        offsets = records.column("offset").to_numpy()
+        marked = records.append_column(_OFFSET, pa.array(stamps.offsets))
+        columns: list[list[Any]] = [[] for _ in _FRAME_SCHEMA]
+        for (source, topic, partition), rows in groups.items():
+            rows.sort(key=offsets.__getitem__)
+            first, body = int(offsets[rows[0]]), _to_bytes(marked.take(pa.array(rows)))
+            for column, value in zip(
+                columns, (source, topic, partition, first, times[0].as_py(), body), strict=True
+            ):
+                column.append(value)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, _FRAME_SCHEMA, strict=True)],
+            schema=_FRAME_SCHEMA,
+        )
+
+
+def _unframe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The records of each input partition in its order, which grouping by source has lost."""
+    frames: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+    for batch in batches:
+        names = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
+        for place, body in zip(zip(*names, strict=True), batch.column("body"), strict=True):
+            frames.setdefault(place, []).append(_from_buffer(body.as_buffer()))
+    for found in frames.values():
+        yield from pa.Table.from_batches(found).sort_by("offset").to_batches(max_chunksize=_CHUNK)
+
+
+class _Marks(StatefulProcessor):
+    """One source's mark; its records of a batch in the order (topic, partition, offset)."""
+
+    def __init__(self, ttl_us: int) -> None:
+        self._ttl = ttl_us
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState("mark", "mark BIGINT, seen BIGINT")
+
+    def handleInputRows(
+        self, key: tuple[Any, ...], rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        """One batch of one source."""
+        frames = pd.concat(list(rows)).sort_values(["topic", "partition", "first"], kind="stable")
+        (source,) = key
+        bodies = [_from_buffer(pa.py_buffer(bytes(body))) for body in frames["body"]]
+        if bytes(source):
+            places = list(zip(frames["topic"], frames["partition"], strict=True))
+            bodies = self._filtered(bodies, places, int(frames["batch_time"].iloc[0]))
+        else:
+            bodies = [body.drop_columns([_OFFSET]) for body in bodies]
+        left = frames.assign(body=[_to_bytes(body) for body in bodies])
+        yield left.loc[[body.num_rows > 0 for body in bodies], ["topic", "partition", "body"]]
+
+    def _filtered(
+        self, bodies: list[pa.RecordBatch], places: list[tuple[str, int]], now: int
+    ) -> list[pa.RecordBatch]:
+        kept = self._state.get()
+        before = int(kept[0]) if kept is not None and int(kept[1]) >= now - self._ttl else None
+        highest, carry, current, passed = before, before, None, []
+        for place, body in zip(places, bodies, strict=True):
+            if place != current:
+                current, carry = place, before
+            offsets: NDArray[np.int64] = body.column(_OFFSET).to_numpy()
+            passes, carry = above_mark(carry, offsets)
+            highest = carry if highest is None else max(highest, carry)
+            passed.append(body.filter(pa.array(passes)).drop_columns([_OFFSET]))
+        self._state.update((highest, now))
+        return passed
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def above_mark(mark: int | None, offsets: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
+    """Which of a source's records in their order are no replays, bool[n], and the mark after them.
+
+    >>> above_mark(4, np.array([4, 5, 5, 7, 6]))
+    (array([False,  True, False,  True, False]), 7)
+    """
+    highest = np.maximum.accumulate(offsets)
+    passes = np.ones(len(offsets), np.bool_)
+    passes[1:] = offsets[1:] > highest[:-1]
+    if mark is None:
+        return passes, int(highest[-1])
+    return passes & (offsets > mark), max(mark, int(highest[-1]))
+
+
+def _to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _from_buffer(data: pa.Buffer) -> pa.RecordBatch:
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_next_batch()

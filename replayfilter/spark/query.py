@@ -1,0 +1,132 @@
+"""The running service: one streaming query from start to end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+
+from replayfilter.errors import SparkLost
+from replayfilter.spark.failures import explain
+from replayfilter.spark.plan import OBSERVED, build_plan
+from replayfilter.spark.session import start_session
+from replayfilter.spark.settings import PlanSettings
+from replayfilter.spark.sizing import batch_limit
+
+POLL_SECONDS = 0.05
+OUTGROWN = 2.0  # a batch of so many times batch_bytes ends the query: the next start takes fewer records
+_IDLE = ("Waiting for data to arrive", "Waiting for next trigger", "Stopped")  # Spark's words
+
+Progress = Mapping[str, Any]
+
+
+class Service:
+    """One service: start it, wait for its end, ask it to end.
+
+        service = Service(settings, on_batch=[print])
+        service.start()
+        service.await_end()         # until another thread calls service.stop_after_batch()
+
+    ``on_batch`` are called with Spark's progress of each finished batch as a dict, by the thread that waits;
+    its ``observedMetrics`` hold the batch's counts (see counts.py) under the name ``counts``.
+
+    ``heard``: when Spark last answered, Unix seconds. ``outgrown``: the query ended by itself, since a batch
+    had more than twice ``batch_bytes``; started again it takes fewer records at once.
+    """
+
+    def __init__(self, settings: PlanSettings, on_batch: Sequence[Callable[[Progress], None]] = ()) -> None:
+        self._settings = settings
+        self._on_batch = on_batch
+        self._query: StreamingQuery | None = None
+        self._last_seen = -1
+        self._limit = settings.batch_records
+        self._stopping = threading.Event()
+        self.heard = time.time()
+        self.outgrown = False
+
+    def start(self, once: bool = False) -> None:
+        """Begin, and return as soon as the query runs. ``once``: end when all that is there now is handled.
+
+        Raises MissingDependency without Java or jars, and BrokerError if no broker answers.
+        """
+        self.outgrown, self.heard = False, time.time()
+        limit = min(self._limit, batch_limit(self._settings))
+        plan = build_plan(start_session(self._settings), self._settings, limit)
+        writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
+        writer = writer.option("checkpointLocation", self._settings.checkpoint)
+        if once:
+            writer = writer.trigger(availableNow=True)
+        self._query = writer.start()
+
+    def await_end(self) -> None:
+        """Block until the query has ended; raises a ReplayfilterError that says what it failed with.
+
+        SparkLost if the JVM has ended: then this process can't start the query again.
+        """
+        query = self.query
+        asked_at: int | None = None
+        try:
+            while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
+                self.heard = time.time()
+                self._report(query)
+                if self._stopping.is_set() or self.outgrown:
+                    if asked_at is None:
+                        asked_at = self._last_seen
+                    if self._last_seen > asked_at or query.status["message"] in _IDLE:
+                        query.stop()
+        except StreamingQueryException as error:
+            self._report(query)
+            raise explain(str(error)) from error
+        except (Py4JError, OSError) as error:
+            if isinstance(error, Py4JJavaError):  # the JVM lives, and says what it does not like
+                raise
+            raise SparkLost(
+                "Spark's Java process has ended under the service (killed, or out of memory); start the "
+                "service again, which loses nothing, and give the machine more memory if that comes back"
+            ) from error
+        self._report(query)
+
+    def stop_after_batch(self) -> None:
+        """Let the batch in hand finish, then end; ``await_end`` returns when that is done."""
+        self._stopping.set()
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's query. RuntimeError before ``start``."""
+        if self._query is None:
+            raise RuntimeError("the service was not started: call start() first")
+        return self._query
+
+    def _report(self, query: StreamingQuery) -> None:
+        """Pass on the batches finished since the last time."""
+        last = query.lastProgress
+        if last is None or last["batchId"] <= self._last_seen or _is_idle(last):
+            return
+        recent = [last] if last["batchId"] == self._last_seen + 1 else query.recentProgress
+        for progress in recent:
+            if progress["batchId"] > self._last_seen and not _is_idle(progress):
+                self._last_seen = progress["batchId"]
+                facts = json.loads(progress.json)
+                self._watch_size(facts)
+                for callback in self._on_batch:
+                    callback(facts)
+
+    def _watch_size(self, progress: Progress) -> None:
+        """The limit was reckoned from a few records at the topics' ends; larger ones may have come since."""
+        size = progress["observedMetrics"].get(OBSERVED, {}).get("bytes", 0)
+        if size > OUTGROWN * self._settings.batch_bytes and progress["numInputRows"] > 1:
+            average = size / progress["numInputRows"]
+            limit = max(1, int(self._settings.batch_bytes / average))
+            self.outgrown, self._limit = limit < self._limit, min(limit, self._limit)
+
+
+def _is_idle(progress: StreamingQueryProgress) -> bool:
+    """Whether it only says, every ten seconds, that nothing comes: under the number of the batch to come."""
+    return "addBatch" not in progress["durationMs"]

@@ -1,0 +1,47 @@
+"""What is done once in each Python worker, and kept there from task to task.
+
+Spark sends a function by name if it can be imported, so what this module keeps lasts as long as the
+worker; a function pickled by value would bring its globals along and find them new in every task.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from replayfilter.formats import Extractor, KeySpec, build_extractor
+from replayfilter.kafka.lanes import Lanes
+from replayfilter.spark.runcache import RunCache
+from replayfilter.spark.settings import PlanSettings
+
+_lanes: dict[tuple[str, str], Lanes] = {}
+
+
+@cache
+def tidy() -> None:
+    """Drop archives from the places where Python looks for modules: it reads them anew at every task."""
+    sys.path[:] = [place for place in sys.path if not place.endswith((".zip", ".jar"))]
+    for place in [place for place in sys.path_importer_cache if ".zip" in place or ".jar" in place]:
+        del sys.path_importer_cache[place]
+
+
+@cache
+def extractor(spec: KeySpec) -> Extractor:
+    """The extractor for a spec."""
+    return build_extractor(spec)
+
+
+def lanes(settings: PlanSettings) -> Lanes:
+    """This worker's lanes of the service."""
+    name = settings.service, settings.bootstrap
+    if name not in _lanes:
+        _lanes[name] = Lanes(settings.bootstrap, settings.service, settings.options)
+    return _lanes[name]
+
+
+@cache
+def run_cache(limit: int) -> RunCache:
+    """This host's cache of runs, which its workers share; ``limit`` in bytes."""
+    return RunCache(Path(tempfile.gettempdir()), limit)

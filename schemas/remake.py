@@ -1,0 +1,195 @@
+"""Makes the schemas in this folder anew from the code: ``make schemas``. A test compares them.
+
+config.schema.json       the service's TOML, for editors (taplo: ``#:schema schemas/config.schema.json``)
+order.avsc, order.schema.json            the example events, as `demo` writes them
+error-headers.avsc, error-headers.schema.json    the headers that a record in the error topic carries
+stamp.avsc, stamp.schema.json            the stamp: its 20 bytes in Avro, its parts in JSON
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from replayfilter.core.stamp import STAMP_BYTES
+from replayfilter.service import config
+from replayfilter.service.durations import parse_bytes, parse_count, parse_duration
+from replayfilter.spark.counts import REASONS
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DURATION = "^[0-9]{1,30} ?(d|h|m|s|ms|us)$"
+SIZE = "^[0-9]{1,30} ?(B|kB|MB|GB|KiB|MiB|GiB)?$"
+COUNT = "^[0-9]{1,30}$"
+LENGTHS = (
+    ("d", 86_400 * 10**6),
+    ("h", 3_600 * 10**6),
+    ("m", 60 * 10**6),
+    ("s", 10**6),
+    ("ms", 10**3),
+    ("us", 1),
+)
+INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+class _AsWritten(GenerateJsonSchema):
+    """Values as they stand in the file, where pydantic only sees what its validators make of them."""
+
+    def function_before_schema(self, schema: Any) -> JsonSchemaValue:
+        validator = schema["function"]["function"]
+        if validator is parse_duration:
+            return {"type": "string", "pattern": DURATION}
+        if validator in (parse_bytes, parse_count):
+            pattern = SIZE if validator is parse_bytes else COUNT
+            return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 0}]}
+        if validator is config._option:
+            # security.protocol = "SSL" without quotes is a table in a table.
+            return {"type": ["string", "number", "boolean", "object"]}
+        return super().function_before_schema(schema)
+
+    def function_after_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().function_after_schema(schema)
+        validator = schema["function"]["function"]
+        if inspect.isfunction(validator) and (
+            pattern := inspect.getclosurevars(validator).nonlocals.get("pattern")
+        ):
+            return made | {"pattern": f"^({pattern})$"}
+        return made
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of a config file. Nothing is required there: the environment may give it."""
+    made = config.Config.model_json_schema(schema_generator=_AsWritten)
+    for section in made["$defs"].values():
+        for key in section["properties"].values():
+            key.pop("title", None)
+            key.pop("ge", None)  # of the number that a text becomes
+            key.pop("gt", None)
+            if key.get("pattern") == DURATION and isinstance(key.get("default"), int):
+                key["default"] = _duration(key["default"])
+    return {"$schema": DIALECT, **made, "title": "replayfilter's configuration"}
+
+
+def _duration(us: int) -> str:
+    unit, length = next((unit, length) for unit, length in LENGTHS if us % length == 0)
+    return f"{us // length}{unit}"
+
+
+def event_schemas() -> dict[str, Any]:
+    """The example events: orders of a shop."""
+    number = {"type": "integer"}
+    return {
+        "order.avsc": {
+            "type": "record",
+            "name": "Order",
+            "namespace": "replayfilter.example",
+            "doc": "An order, as the JSON of order.schema.json.",
+            "fields": [
+                {"name": "event_id", "type": "string", "doc": "The dedup key."},
+                {
+                    "name": "ts",
+                    "type": {"type": "long", "logicalType": "timestamp-millis"},
+                    "doc": "The expiry key: when it was ordered.",
+                },
+                {"name": "user", "type": "long"},
+                {"name": "amount", "type": "double"},
+                {"name": "city", "type": "string"},
+                {"name": "items", "type": {"type": "array", "items": "long"}},
+                {"name": "attempt", "type": "int", "default": 1, "doc": "1; more when it was sent again."},
+            ],
+        },
+        "order.schema.json": {
+            "$schema": DIALECT,
+            "title": "An order",
+            "type": "object",
+            "properties": {
+                "event_id": {"type": "string", "description": "The dedup key."},
+                "ts": INT64 | {"description": "The expiry key: when it was ordered, ms since 1970."},
+                "user": number,
+                "amount": {"type": "number"},
+                "city": {"type": "string"},
+                "items": {"type": "array", "items": number},
+                "attempt": {"type": "integer", "minimum": 1},
+            },
+            "required": ["event_id", "ts"],
+        },
+    }
+
+
+def header_schemas() -> dict[str, Any]:
+    """The headers of records in the error topic; values are UTF-8."""
+    about = {
+        "rf-reason": "Why, in one of few words that don't change.",
+        "rf-message": "Why, in a sentence for people: field, value found, value expected.",
+        "rf-stage": "Where it was found: when the record was read, or when it was decided.",
+    }
+    reasons, stages = sorted(REASONS), ["decode", "route"]
+    types: dict[str, Any] = {
+        "rf-reason": {"type": "string", "enum": reasons},
+        "rf-message": {"type": "string"},
+        "rf-stage": {"type": "string", "enum": stages},
+    }
+    avro: dict[str, Any] = {
+        "rf-reason": {"type": "enum", "name": "Reason", "symbols": reasons},
+        "rf-message": "string",
+        "rf-stage": {"type": "enum", "name": "Stage", "symbols": stages},
+    }
+    return {
+        "error-headers.schema.json": {
+            "$schema": DIALECT,
+            "title": "Headers of a record in the error topic, behind its own",
+            "type": "object",
+            "properties": {name: types[name] | {"description": about[name]} for name in about},
+            "required": list(about),
+        },
+        "error-headers.avsc": {
+            "type": "record",
+            "name": "ErrorHeaders",
+            "namespace": "replayfilter",
+            "doc": "To store headers as Avro, which does not allow the hyphen in their names.",
+            "fields": [
+                {"name": name.replace("-", "_"), "type": avro[name], "doc": about[name]} for name in about
+            ],
+        },
+    }
+
+
+def stamp_schemas() -> dict[str, Any]:
+    """The stamp, in a record's key or in its header rf-stamp."""
+    layout = "big-endian: pid int64, source partition int32, source offset int64"
+    return {
+        "stamp.avsc": {
+            "type": "fixed",
+            "name": "Stamp",
+            "namespace": "replayfilter",
+            "size": STAMP_BYTES,
+            "doc": f"{STAMP_BYTES} bytes, {layout}.",
+        },
+        "stamp.schema.json": {
+            "$schema": DIALECT,
+            "title": "A stamp's parts",
+            "description": f"On the wire they are {STAMP_BYTES} bytes, {layout}.",
+            "type": "object",
+            "properties": {
+                "pid": INT64 | {"description": "Which job read which source."},
+                "partition": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+                "offset": INT64,
+            },
+            "required": ["pid", "partition", "offset"],
+            "additionalProperties": False,
+        },
+    }
+
+
+def contents() -> dict[str, str]:
+    """Each file's name and what is in it."""
+    made = {"config.schema.json": config_schema()} | event_schemas() | header_schemas() | stamp_schemas()
+    return {name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in made.items()}
+
+
+if __name__ == "__main__":
+    for name, text in contents().items():
+        Path(__file__).with_name(name).write_text(text, "utf-8")

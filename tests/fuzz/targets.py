@@ -1,0 +1,195 @@
+"""Everything that reads bytes from outside, each as a function of bytes that must not raise."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import fastavro._read_py
+import numpy as np
+
+from replayfilter.core.columns import pack, unpack
+from replayfilter.core.stamp import STAMP_BYTES, Stamp, parse_stamps
+from replayfilter.formats import AvroSpec, Extractor, KeySpec, RecordColumns, build_extractor
+from replayfilter.formats.avro_shape import SchemaError, shape_of
+
+
+def split(data: bytes) -> list[bytes | None]:
+    """A few values out of one: a byte says how long each is; 255 stands for null."""
+    values: list[bytes | None] = []
+    while data:
+        size, data = data[0], data[1:]
+        if size == 255:
+            values.append(None)
+        else:
+            values.append(data[: size * 4])
+            data = data[size * 4 :]
+    return values
+
+
+def extract(extractor: Extractor, columns: RecordColumns) -> None:
+    """One batch; its answer has the promised shape, and each record decides alike when it comes alone."""
+    answer = extractor(columns)
+    n = len(columns.values)
+    assert answer.expiry.shape == (n,)
+    assert answer.expiry.dtype == np.int64
+    assert answer.digests.shape == (n, 2)
+    rows = [fault.row for fault in answer.faults]
+    assert rows == sorted(set(rows))
+    assert all(fault.message.isprintable() and len(fault.message) < 1_000 for fault in answer.faults)
+    for row in rows:
+        assert answer.expiry[row] == 0
+        assert not answer.digests[row].any()
+    if n > 1:
+        row = n // 2
+        every = (columns.values, columns.keys, columns.timestamps_ms, columns.headers)
+        single = extractor(RecordColumns(*(column[row : row + 1] for column in every)))
+        assert single.expiry[0] == answer.expiry[row]
+        assert single.digests[0].tolist() == answer.digests[row].tolist()
+
+
+# ---- formats ----------------------------------------------------------------------------------------------
+
+JSON = [
+    build_extractor(KeySpec("json", ("id", "user.id", "user"), "ts", unit))
+    for unit in ("ms", "iso8601", "integer")
+]
+
+
+def json_values(data: bytes) -> None:
+    """Values that should be JSON."""
+    extract(JSON[len(data) % 3], RecordColumns(split(data)))
+
+
+RAW = build_extractor(KeySpec("raw", ("@value", "@key", "@header:h"), "@timestamp", "ns"))
+
+
+def raw_values(data: bytes) -> None:
+    """Values, keys and headers that mean nothing, and timestamps of any size."""
+    values = split(data)
+    n = len(values)
+    times = np.frombuffer((data + bytes(8 * n))[: 8 * n], np.int64)
+    headers = [[("h", value)] if value and len(value) % 2 else None for value in values]
+    extract(RAW, RecordColumns(values, values[::-1], times, headers))
+
+
+INNER = {
+    "type": "record", "name": "In",
+    "fields": [{"name": "id", "type": "long"}, {"name": "b", "type": "boolean"}],
+}  # fmt: skip
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+UUID = {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+SCHEMAS: list[dict[str, Any]] = [
+    {"id": "string", "ts": MILLIS},
+    {
+        "x": ["null", "string", "double"],
+        "user": ["null", INNER],
+        "ts": {"type": "int", "logicalType": "date"},
+    },
+    {
+        "a": {"type": "array", "items": ["null", INNER]},
+        "user": {"type": "map", "values": "In"},
+        "ts": "double",
+    },
+    {"id": DECIMAL, "user": UUID, "e": ENUM, "ts": ["null", DECIMAL | {"precision": 30, "scale": 0}]},
+    {"next": ["null", "Top"], "id": {"type": "map", "values": ["int", "Top"]}, "ts": "long"},
+]
+TEXTS = [
+    json.dumps(
+        {"type": "record", "name": "Top", "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+    )
+    for fields in SCHEMAS
+]
+PARSED = [fastavro.parse_schema(json.loads(text)) for text in TEXTS]
+AVRO = [
+    build_extractor(
+        KeySpec("avro", ("id", "user.id", "user"), "ts", "us", AvroSpec("plain", schemas=(text,)))
+    )
+    for text in TEXTS
+]
+
+
+def avro_values(data: bytes) -> None:
+    """Values by schemas that have all types; what fastavro's own decoder can read is readable."""
+    if not data:
+        return
+    number = data[0] % len(AVRO)
+    values = split(data[1:])
+    extract(AVRO[number], RecordColumns(values))
+    for value in values[:1]:
+        if not value:
+            continue
+        stream = BytesIO(value)
+        with contextlib.suppress(
+            EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error
+        ):
+            fastavro._read_py.schemaless_reader(stream, PARSED[number], None)
+            unreadable = [
+                fault for fault in AVRO[number](RecordColumns([value])).faults if fault.reason == "avro"
+            ]
+            assert bool(unreadable) == (stream.tell() < len(value)), (unreadable, stream.tell())
+
+
+SINGLE = build_extractor(
+    KeySpec("avro", ("id",), None, "ms", AvroSpec("single-object", schemas=tuple(TEXTS[:1])))
+)
+
+
+def avro_prefixes(data: bytes) -> None:
+    """Values of which most have the wrong beginning."""
+    extract(SINGLE, RecordColumns(split(data)))
+
+
+def avro_schemas(data: bytes) -> None:
+    """Schemas that are none, or strange ones; the second half is a value for them."""
+    text, _, value = data.partition(b"\n")
+    with contextlib.suppress(SchemaError, UnicodeDecodeError):
+        shape = shape_of((text.decode(),), {"id": {}})
+        with contextlib.suppress(
+            EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error
+        ):
+            shape.read(BytesIO(value))
+
+
+# ---- stamps and frames ------------------------------------------------------------------------------------
+
+
+def stamps(data: bytes) -> None:
+    """Keys that may be stamps: one at a time and all at once say the same."""
+    values = split(data)
+    many = parse_stamps(values)
+    for row, value in enumerate(values):
+        one = None if value is None else Stamp.from_bytes(value)
+        assert (one is not None) == bool(many.valid[row]) == (value is not None and len(value) == STAMP_BYTES)
+        if one is not None:
+            assert one.to_bytes() == value
+            assert one == Stamp(int(many.pids[row]), int(many.partitions[row]), int(many.offsets[row]))
+
+
+def columns(data: bytes) -> None:
+    """Column blocks, which are frames, runs and state: ours, or ValueError."""
+    with contextlib.suppress(ValueError):
+        found, meta = unpack(data)
+        again, same = unpack(pack(found, meta))
+        assert json.dumps(same) == json.dumps(meta)
+        assert {name: column.tobytes() for name, column in again.items()} == {
+            name: column.tobytes() for name, column in found.items()
+        }
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "json": json_values,
+    "raw": raw_values,
+    "avro": avro_values,
+    "avro-prefix": avro_prefixes,
+    "avro-schema": avro_schemas,
+    "stamps": stamps,
+    "columns": columns,
+}

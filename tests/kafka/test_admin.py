@@ -1,0 +1,121 @@
+"""What the service asks a cluster at start, asked of a real one, of none and of one that refuses."""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from replayfilter.errors import BrokerError, ConfigError
+from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.lanes import Lanes
+from replayfilter.kafka.transactions import LaneStats, send_offsets
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"admin-{time.time_ns()}"
+
+
+def test_the_cluster_id_is_the_one_that_other_clients_see(bootstrap: str) -> None:
+    assert (
+        Cluster(bootstrap).id
+        == AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).cluster_id
+    )
+
+
+def test_topics_are_created_once_and_can_be_written_to_at_once(bootstrap: str, topic: str) -> None:
+    cluster = Cluster(bootstrap)
+    assert cluster.topics([topic]) == {}
+    assert cluster.create({topic: 3}) == [topic]
+    assert cluster.create({topic: 7}) == []
+    made = cluster.topics([topic, "no-such-topic"])
+    assert made[topic].partitions == 3
+    assert list(made) == [topic]
+    assert cluster.ends((topic, n) for n in range(3)) == {(topic, n): 0 for n in range(3)}
+
+
+def test_a_topic_made_again_has_another_id(bootstrap: str, topic: str) -> None:
+    cluster, admin = Cluster(bootstrap), AdminClient({"bootstrap.servers": bootstrap})
+    cluster.create({topic: 1})
+    first = cluster.topics([topic])[topic].id
+    assert len(base64.urlsafe_b64decode(first + "==")) == 16  # as Kafka's own tools write it
+    assert cluster.topics([topic])[topic].id == first
+    admin.delete_topics([topic])[topic].result(20)
+    deadline = time.monotonic() + 20
+    while cluster.topics([topic]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    cluster.create({topic: 1})
+    assert cluster.topics([topic])[topic].id != first
+
+
+def test_ends_leave_out_an_open_transaction(bootstrap: str, topic: str) -> None:
+    cluster = Cluster(bootstrap)
+    cluster.create({topic: 2})
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(topic, b"one", partition=0)
+    producer.flush(20)
+    assert cluster.ends([(topic, 0), (topic, 1)]) == {(topic, 0): 0, (topic, 1): 0}
+    producer.commit_transaction(20)
+    deadline = time.monotonic() + 10
+    while cluster.ends([(topic, 0)])[topic, 0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert cluster.ends([(topic, 0)]) == {(topic, 0): 2}  # the record and the commit marker
+    assert cluster.begins([(topic, 0)]) == {(topic, 0): 0}
+
+
+def test_committed_offsets_are_the_stable_ones(bootstrap: str, topic: str) -> None:
+    cluster = Cluster(bootstrap, limit=2)
+    cluster.create({topic: 2})
+    sources = [(topic, 0), (topic, 1)]
+    assert cluster.committed(topic, sources) == {}
+    lanes = Lanes(bootstrap, topic)
+    with lanes.open(0, sources) as delivery:
+        delivery.commit({(topic, 0): 5})
+    assert cluster.committed(topic, sources) == {(topic, 0): 5}
+    with lanes.open(0, sources) as delivery:
+        send_offsets(delivery._owned().producer, {(topic, 0): 9}, lanes.offsets.metadata, LaneStats())
+        with pytest.raises(BrokerError, match="offsets of group"):  # neither 5 nor 9: it isn't decided yet
+            cluster.committed(topic, sources)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            assert cluster.committed(topic, sources) == {(topic, 0): 5}
+            break
+        except BrokerError:  # the abort's markers are still on their way
+            time.sleep(0.05)
+    else:
+        pytest.fail("the offsets stayed undecided after the abort")
+
+
+def test_nobody_there() -> None:
+    cluster = Cluster("127.0.0.1:1", limit=0.5)
+    started = time.monotonic()
+    with pytest.raises(
+        BrokerError, match=r"no Kafka broker answered at 127\.0\.0\.1:1 .* correct kafka\.bootstrap"
+    ):
+        _ = cluster.id
+    assert time.monotonic() - started < 5
+    with pytest.raises(BrokerError, match="for topic 'orders'"):
+        cluster.topics(["orders"])
+
+
+def test_what_the_broker_refuses_is_said_in_words(bootstrap: str) -> None:
+    with pytest.raises(BrokerError, match=r"refused topic 'bad name': .*Invalid topic"):
+        Cluster(bootstrap).create({"bad name": 1})
+    with pytest.raises(
+        BrokerError, match=r"creation of topic 'admin-too-many' with 1 partitions: .*eplication"
+    ):
+        Cluster(bootstrap).create({"admin-too-many": 1}, replication=5)
+    with pytest.raises(BrokerError, match=r"offsets of partition 7 of topic 'no-such-topic'"):
+        Cluster(bootstrap).ends([("no-such-topic", 7)])
+
+
+def test_settings_that_the_client_refuses() -> None:
+    with pytest.raises(ConfigError, match=r"no\.such\.setting"):
+        Cluster("127.0.0.1:1", {"no.such.setting": "1"})

@@ -1,0 +1,64 @@
+"""The clocks that count no time, and origins of duplicates, through the real pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from replayfilter.core.expiry import Rules
+from replayfilter.core.routing import Route
+from replayfilter.formats import KeySpec
+from tests.spark.pipelines import Pipeline, record
+
+
+def event(id_: int, key: object) -> bytes:
+    return json.dumps({"id": id_, "at": key}).encode()
+
+
+def test_ordered_with_a_jump_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
+    rules = Rules(clock="ordered", unit="integer", period=10, span=1, max_jump=100)
+    keys = KeySpec("json", ("id",), "at", "integer")
+    pipeline = Pipeline(bootstrap, tmp_path, "ordered", partitions=1, rules=rules, keys=keys)
+    first = [event(1, 1000), event(2, 999_999), event(3, 1005), event(1, 1001)]
+    pipeline.publish([record(value) for value in first])
+    pipeline.run_once()
+    second = [event(4, 995), event(5, 996), event(3, 1006), event(6, 1106), event(7, 1206), event(8, 1307)]
+    pipeline.publish([record(value) for value in second])
+    pipeline.run_once()
+    assert pipeline.values(Route.UNIQUE) == [first[0], first[2], second[1], second[3], second[4]]
+    assert pipeline.values(Route.DUPLICATE) == [first[3], second[2]]
+    assert pipeline.values(Route.EXPIRED) == [second[0]]
+    jumped = pipeline.read(Route.ERROR)
+    assert [found.value for found in jumped] == [first[1], second[5]]
+    assert {("rf-reason", b"jump"), ("rf-stage", b"route")} <= set(jumped[0].headers)
+
+
+def test_categorical_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
+    rules = Rules(clock="categorical", unit="integer", period=1, match="bucket")
+    keys = KeySpec("json", ("id",), "at", "category")
+    pipeline = Pipeline(bootstrap, tmp_path, "categorical", partitions=1, rules=rules, keys=keys)
+    first = [event(1, "a"), event(1, "a"), event(1, "b"), event(2, "a")]
+    pipeline.publish([record(value) for value in first])
+    pipeline.run_once()
+    second = [event(2, "a"), event(3, "c"), event(4, "a"), event(1, "b"), event(5, "d"), event(6, "b")]
+    pipeline.publish([record(value) for value in second])
+    pipeline.run_once()
+    assert pipeline.values(Route.UNIQUE) == [first[0], first[2], first[3], second[1], second[4]]
+    assert pipeline.values(Route.DUPLICATE) == [first[1], second[0], second[3]]
+    assert pipeline.values(Route.EXPIRED) == [second[2], second[5]]
+    assert pipeline.counts("state_buckets") == [
+        3,
+        2,
+    ]  # by shard: "a" in both and "b" in one, then "c" and "d"
+
+
+def test_a_duplicate_names_the_record_that_it_repeats(bootstrap: str, tmp_path: Path) -> None:
+    rules = Rules(period=3_600_000, span=300_000, remember_origin=True)
+    keys = KeySpec("json", ("id",), "at", "ms")
+    pipeline = Pipeline(bootstrap, tmp_path, "origin", partitions=2, rules=rules, keys=keys)
+    pipeline.publish([record(event(7, 5)), record(event(8, 5)), record(event(8, 6), partition=1)])
+    pipeline.run_once()
+    pipeline.publish([record(event(7, 9), partition=1)])
+    pipeline.run_once()
+    found = [dict(duplicate.headers)["rf-first"] for duplicate in pipeline.read(Route.DUPLICATE)]
+    assert found == [b"origin/0/1", b"origin/0/0"]

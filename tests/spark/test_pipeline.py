@@ -1,0 +1,177 @@
+"""Topics in, topics out: the real Spark plan on a real broker."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from replayfilter.core.routing import Route
+from replayfilter.core.stamp import Stamp
+from replayfilter.errors import DeliveryError
+from replayfilter.formats import KeySpec
+from replayfilter.kafka.admin import Cluster
+from replayfilter.spark.settings import Output
+from tests.spark.pipelines import Pipeline, order, record
+from tests.spark.service_process import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+HOUR = 3_600_000
+NOW = 1_000 * HOUR  # event time: long ago, so that nothing is future
+PID = 7
+
+
+def stamp(offset: int, partition: int = 0) -> bytes:
+    return Stamp(PID, partition, offset).to_bytes()
+
+
+def test_every_route(bootstrap: str, tmp_path: Path) -> None:
+    """Each kind of record once: bytes, headers, timestamps, partitions and keys of what comes out."""
+    pipeline = Pipeline(bootstrap, tmp_path, "every", partitions=3)
+    future = int(time.time() * 1000) + HOUR
+    big = order(9, NOW, text="x" * 990_000)
+    headers = [("trace", b"\x00\xff"), ("trace", b"2"), ("none", None), ("empty", b"")]
+    sent = [
+        record(order(1, NOW), stamp(0), 2, headers),
+        record(order(1, NOW), stamp(1), 2),  # duplicate
+        record(order(2, NOW - HOUR), stamp(2), 2),  # expired
+        record(order(3, NOW), stamp(1), 2),  # replay
+        record(None, stamp(3), 2),  # tombstone
+        record(b"", stamp(4), 2),
+        record(b"{", stamp(5), 2, headers),
+        record(order(4, future), stamp(6), 2),
+        record(order(5, NOW), b"no stamp", 2),
+        record(order(6, NOW), None, 2),
+        record(big, stamp(7), 2),
+    ]
+    pipeline.publish(sent)
+    pipeline.run_once()
+
+    found = pipeline.read(Route.UNIQUE)
+    assert [row.value for row in found] == [order(1, NOW), order(5, NOW), order(6, NOW), big]
+    assert {row.partition for row in found} == {2}
+    assert {row.timestamp_ms for row in found} == {1_700_000_000_000}
+    assert found[0].headers == headers
+    (pid,) = pipeline.settings.pids.values()
+    assert [row.key for row in found] == [Stamp(pid, 2, offset).to_bytes() for offset in (0, 8, 9, 10)]
+    assert pipeline.values(Route.DUPLICATE) == [order(1, NOW)]
+    assert pipeline.values(Route.EXPIRED) == [order(2, NOW - HOUR)]
+    assert pipeline.values(Route.REPLAY) == []
+
+    errors = pipeline.read(Route.ERROR)
+    assert [row.value for row in errors] == [None, b"", b"{", order(4, future)]
+    assert [dict(row.headers)["rf-reason"] for row in errors] == [b"empty", b"empty", b"json", b"future"]
+    assert [dict(row.headers)["rf-stage"] for row in errors] == [b"decode"] * 3 + [b"route"]
+    assert errors[2].headers[:4] == headers
+    assert all(dict(row.headers)["rf-message"] for row in errors)
+
+    (counts,) = (progress["observedMetrics"]["counts"] for progress in pipeline.progress)
+    assert {name: counts[name] for name in ("unique", "duplicate", "expired", "error", "replay")} == {
+        "unique": 4, "duplicate": 1, "expired": 1, "error": 4, "replay": 1,
+    }  # fmt: skip
+    assert (counts["unstamped"], counts["error_json"], counts["error_future"]) == (2, 1, 1)
+    assert (counts["written"], counts["skipped"], counts["transactions"]) == (10, 0, 1)
+    assert (counts["state_keys"], counts["state_sources"]) == (4, 1)
+    committed = Cluster(bootstrap).committed("every", [("every", partition) for partition in range(3)])
+    assert committed == {("every", 2): len(sent)}
+
+
+def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(
+        bootstrap, tmp_path, "kept", stamp="header", on_invalid="error", output_key="preserve",
+        keys=KeySpec("json", ("id", "@key"), "@timestamp", "ms"),
+    )  # fmt: skip
+    outputs = {**pipeline.settings.outputs, Route.REPLAY: Output(pipeline.topic_of(Route.REPLAY), 1)}
+    pipeline.settings = replace(pipeline.settings, outputs=outputs)
+    pipeline.publish([
+        record(order(1, 0), b"a", 1, [("rf-stamp", b"?"), ("rf-stamp", stamp(5)), ("x", b"1")]),
+        record(order(1, 0), None, 1, [("rf-stamp", stamp(6))]),
+        record(order(1, 0), b"a", 1, [("rf-stamp", stamp(6))]),
+        record(order(2, 0), stamp(9), 1),
+        record(order(2, 0), b"b", 1, [("rf-stamp", stamp(7)), ("rf-stamp", b"last one wins")]),
+    ])  # fmt: skip
+    pipeline.run_once()
+    unique = pipeline.read(Route.UNIQUE)
+    assert [(row.key, row.value) for row in unique] == [(b"a", order(1, 0)), (None, order(1, 0))]
+    assert unique[0].headers == [("rf-stamp", b"?"), ("rf-stamp", stamp(5)), ("x", b"1")]
+    assert [(row.partition, row.key) for row in pipeline.read(Route.REPLAY)] == [(0, b"a")]
+    errors = pipeline.read(Route.ERROR)
+    assert [row.key for row in errors] == [stamp(9), b"b"]
+    assert [dict(row.headers)["rf-reason"] for row in errors] == [b"stamp", b"stamp"]
+
+
+def test_memory_outlives_a_restart_and_a_batch_done_again_changes_nothing(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, "again")
+    pipeline.publish(record(order(n, NOW + n), stamp(n, n % 2), n % 2) for n in range(2_000))
+    pipeline.run_once()
+    pipeline.publish(record(order(n, NOW + n), stamp(n, n % 2), n % 2) for n in range(1_000, 2_000))
+    pipeline.publish(record(order(n, NOW + n), stamp(n + 2_000, n % 2), n % 2) for n in range(1_900, 2_100))
+    pipeline.run_once()
+    assert pipeline.counts("unique") == [2_000, 100]
+    assert pipeline.counts("replay") == [0, 1_000]
+    assert pipeline.counts("duplicate") == [0, 100]
+
+    before = {route: pipeline.read(route) for route in (Route.UNIQUE, Route.DUPLICATE)}
+    commit = Path(pipeline.settings.checkpoint, "commits", "1")
+    commit.unlink()
+    commit.with_name(".1.crc").unlink()
+    pipeline.run_once()
+    assert pipeline.counts("unique")[2:] == [100]  # decided alike from the state of the version before
+    assert pipeline.counts("replay")[2:] == [1_000]
+    assert pipeline.counts("written")[2:] == [0]
+    assert pipeline.counts("skipped")[2:] == [200]
+    assert {route: pipeline.read(route) for route in before} == before
+
+
+def test_begins_at_given_offsets_and_elsewhere_at_the_earliest(bootstrap: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, "begins", starting={"begins": {1: 3}})
+    pipeline.publish(record(order(n, NOW), stamp(n, n % 2), n % 2) for n in range(10))
+    pipeline.run_once()
+    assert pipeline.values(Route.UNIQUE) == [order(n, NOW) for n in (0, 2, 4, 6, 8, 7, 9)]
+
+
+def test_replays_alone_without_keys(bootstrap: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, "alone", keys=KeySpec("raw", (), None, "ms"), shards=3)
+    pipeline.settings = replace(pipeline.settings, rules=replace(pipeline.settings.rules, dedup=False))
+    pipeline.publish(record(b"%d" % n, stamp(n, n % 2), n % 2) for n in (0, 1, 2, 3, 2, 5, 4, 1, 6))
+    pipeline.run_once()
+    assert pipeline.values(Route.UNIQUE) == [b"0", b"2", b"4", b"6", b"1", b"3", b"5"]
+    assert pipeline.counts("replay") == [2]
+
+
+def test_stops_after_the_batch_in_hand_and_starts_again(bootstrap: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, "stops")
+    first = pipeline.service()
+    first.start()
+    ended = threading.Thread(target=first.await_end)
+    ended.start()
+    pipeline.publish(record(order(n, NOW), stamp(n)) for n in range(500))
+    wait_for(lambda: bool(pipeline.progress), 60, "no batch")
+    pipeline.publish(record(order(n, NOW), stamp(n)) for n in range(500, 1_000))
+    first.stop_after_batch()
+    ended.join(60)
+    assert not ended.is_alive()
+    pipeline.run_once()
+    assert pipeline.values(Route.UNIQUE) == [order(n, NOW) for n in range(1_000)]
+    assert pipeline.counts("skipped") == [0] * len(pipeline.progress)  # no batch was cut off
+
+
+def test_a_failure_is_one_sentence(bootstrap: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, "fails")
+    small = NewTopic("fails.small", 2, 1, config={"max.message.bytes": "500"})
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([small])["fails.small"].result(30)
+    outputs = {**pipeline.settings.outputs, Route.UNIQUE: Output("fails.small", 2)}
+    pipeline.settings = replace(pipeline.settings, outputs=outputs)
+    pipeline.publish([record(order(1, NOW, text=random.Random(1).randbytes(1_000).hex()), stamp(0), 1)])
+    with pytest.raises(DeliveryError, match=r"fails\[1\] offset 0 for fails\.small") as failed:
+        pipeline.run_once()
+    assert "\n" not in str(failed.value)

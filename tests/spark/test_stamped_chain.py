@@ -1,0 +1,93 @@
+"""Upstream jobs killed 15 times, behind them real services: every record once, in order, all the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replayfilter.kafka.admin import Cluster
+from tests.kafka.scenario import check_exact, contents, fill, run_job
+from tests.kafka.topics import new_topic, read_all
+from tests.spark.service_process import ServiceProcess
+
+CONFIG = """\
+[service]
+name = "{name}"
+checkpoint = "{folder}/{name}"
+master = "local[2]"
+[kafka]
+bootstrap = "{bootstrap}"
+[input]
+topics = ["{topic}"]
+format = "raw"
+stamp = "{stamp}"
+[replay]
+topic = "{name}.replay"
+[dedup]
+enabled = false
+[output]
+unique = "{name}.unique"
+error = "{name}.error"
+"""
+
+
+def serve(folder: Path, bootstrap: str, name: str, topic: str, partitions: int, stamp: str = "key") -> None:
+    """Run a service over all there is in ``topic``."""
+    Cluster(bootstrap).create({f"{name}.{route}": partitions for route in ("unique", "error", "replay")})
+    config = folder / f"{name}.toml"
+    config.write_text(
+        CONFIG.format(name=name, folder=folder, bootstrap=bootstrap, topic=topic, stamp=stamp), "utf-8"
+    )
+    with ServiceProcess(config, "--once") as service:
+        assert service.end(300) == 0, service.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_jobs_killed_15_times_and_two_services_in_a_row(bootstrap: str, tmp_path: Path) -> None:
+    """4 -> 3 -> 8 partitions; half of the stream comes while the services are stopped."""
+    sources = [fill(bootstrap, "left", 4, 20_000), fill(bootstrap, "right", 2, 6_000)]
+    target = new_topic(bootstrap, "chain", 3)
+    first, second = f"{target}-b", f"{target}-c"
+    hit = run_job(bootstrap, sources[0], target, tmp_path)
+    serve(tmp_path, bootstrap, first, target, 8)
+    hit += run_job(bootstrap, sources[1], target, tmp_path, kills=4)
+    serve(tmp_path, bootstrap, first, target, 8)
+    serve(tmp_path, bootstrap, second, f"{first}.unique", 8)
+    published, written = contents(bootstrap, *sources), read_all(bootstrap, target)
+    for name in (first, second):
+        found = read_all(bootstrap, f"{name}.unique")
+        for message in found:  # the chain's own partitions: source % 3, kept after that
+            place = int((message.value() or b"").decode().split()[1])
+            assert message.partition() == place % 3
+        assert len(found) == len(published)
+        check_order(published, found)
+        assert read_all(bootstrap, f"{name}.error") == []
+    replays = read_all(bootstrap, f"{first}.replay")
+    assert len(replays) == len(written) - len(published) > 0
+    assert {m.value() for m in replays} <= {m.value() for m in published}
+    assert read_all(bootstrap, f"{second}.replay") == []
+    assert hit >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_stamps_in_the_header_and_more_partitions(bootstrap: str, tmp_path: Path) -> None:
+    source = fill(bootstrap, "headed", 4, 12_000)
+    target = new_topic(bootstrap, "headed-chain", 8)
+    run_job(bootstrap, source, target, tmp_path, stamp="header", kills=6)
+    serve(tmp_path, bootstrap, f"{target}-b", target, 8, "header")
+    check_exact(contents(bootstrap, source), read_all(bootstrap, f"{target}-b.unique"), 8)
+
+
+def check_order(published: list, found: list) -> None:  # type: ignore[type-arg]
+    """As check_exact, wherever the partitions are."""
+
+    def by_source(messages: list) -> dict[str, list[bytes]]:  # type: ignore[type-arg]
+        rows: dict[str, list[bytes]] = {}
+        for message in messages:
+            rows.setdefault(message.value().decode().rsplit(" ", 1)[0], []).append(message.value())
+        return rows
+
+    assert by_source(found) == by_source(published)

@@ -1,0 +1,73 @@
+"""The low watermark through the real pipeline: the clock, the header, and a chain of two services."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from replayfilter.core.expiry import Rules
+from replayfilter.core.routing import Route
+from replayfilter.core.tide import WATERMARK_HEADER, TideRules
+from replayfilter.formats import KeySpec
+from replayfilter.spark.identity import output_pid
+from tests.spark.pipelines import Pipeline, record
+
+HOUR_MS, START_MS = 3_600_000, 1_700_000_000_000
+
+
+def event(number: int, host: str, hours: float) -> bytes:
+    return json.dumps({"id": number, "host": host, "ts": START_MS + int(hours * HOUR_MS)}).encode()
+
+
+def lows(pipeline: Pipeline, route: Route) -> dict[int, int | None]:
+    """The watermark in hours after the start, as stamped on each record of a route, by its id."""
+    found = {}
+    for each in pipeline.read(route):
+        stamped = [value for name, value in each.headers if name == WATERMARK_HEADER]
+        assert len(stamped) <= 1, "the one that it came with is replaced"
+        assert each.value is not None
+        low = (int(stamped[0] or b"") // 1_000 - START_MS) // HOUR_MS if stamped else None
+        found[json.loads(each.value)["id"]] = low
+    return found
+
+
+def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Path) -> None:
+    tide = TideRules(("a", "b", "c"), "0.6")  # one of three may lag
+    rules = Rules(clock="watermark", period=HOUR_MS, span=HOUR_MS // 12, tide=tide)
+    keys = KeySpec("json", ("id",), "ts", "ms", origin="host", time="ts", time_unit="ms")
+    first = Pipeline(bootstrap, tmp_path, "tide", rules=rules, keys=keys)
+    first.publish([record(event(1, "a", 5)), record(event(2, "b", 3), partition=1)])
+    first.run_once()
+    # The latest point of clock ``tuple`` would be 50 hours after this, and 10 be expired.
+    foreign = [(WATERMARK_HEADER, b"1")]
+    second = [
+        record(event(3, "a", 50), headers=foreign),
+        record(event(4, "b", 10), partition=1),
+        record(event(5, "c", 1.9), partition=1),
+        record(b"broken", partition=1),
+    ]
+    first.publish(second)
+    first.run_once()
+    first.publish([record(event(6, "b", 20)), record(event(7, "a", 40), partition=1)])
+    first.run_once()
+    assert lows(first, Route.UNIQUE) == {1: None, 2: None, 3: 3, 4: 3, 6: 10, 7: 10}
+    assert lows(first, Route.EXPIRED) == {5: 3}, "3 - 1.9 >= 1"
+    assert (WATERMARK_HEADER, str((START_MS + 3 * HOUR_MS) * 1_000).encode()) in first.read(Route.ERROR)[
+        0
+    ].headers
+    after = [(micros // 1_000 - START_MS) // HOUR_MS for micros in first.counts("watermark_us")]
+    assert after == [3, 10, 20]
+
+    topic = first.topic_of(Route.UNIQUE)
+    chained = Pipeline(
+        bootstrap, tmp_path, "tide2", topics=(topic,), pids={topic: output_pid("c", "t", "tide2")},
+        rules=Rules(period=100 * HOUR_MS, span=HOUR_MS, tide=TideRules(None, partitions={topic: 2})),
+    )  # fmt: skip
+    chained.run_once()
+    low = (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS
+    assert low == 10, "the first one's, as the last record of each partition carries it"
+    first.publish([record(event(8, "b", 30)), record(event(9, "c", 25), partition=1)])
+    first.run_once()
+    chained.run_once()
+    assert lows(chained, Route.UNIQUE) == {1: None, 2: None, 3: None, 4: None, 6: None, 7: None, 8: 10, 9: 10}
+    assert (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS == 20

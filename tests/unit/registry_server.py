@@ -1,0 +1,104 @@
+"""A schema registry for tests: the REST paths that are read, over a real socket, and ways to fail."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Reference = Mapping[str, str | int]
+
+
+class RegistryServer:
+    """Serves GET /schemas/ids/ID and /subjects/SUBJECT/versions/VERSION as Confluent's registry answers them.
+
+    ``fail_with``: HTTP statuses to answer the next requests with, in order; 0 hangs until the server ends.
+    ``users``: name -> password; empty: everybody may ask.
+    """
+
+    def __init__(self) -> None:
+        self.schemas: dict[int, dict[str, Any]] = {}
+        self.subjects: dict[tuple[str, int], dict[str, Any]] = {}
+        self.fail_with: list[int] = []
+        self.users: dict[str, str] = {}
+        self.late: dict[int, int] = {}  # id -> requests until it is known
+        self.asked: list[str] = []
+        self._ending = threading.Event()
+        handler = type("Handler", (_Handler,), {"registry": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def add(self, id_: int, schema: object, references: tuple[Reference, ...] = (), **more: str) -> None:
+        """Register a schema under an id, and under the subject ``s<id>``, version 1."""
+        self.schemas[id_] = {"schema": json.dumps(schema), **more}
+        if references:
+            self.schemas[id_]["references"] = list(references)
+        self.subjects[f"s{id_}", 1] = {"subject": f"s{id_}", "version": 1, "id": id_} | self.schemas[id_]
+
+    def answer(self, path: str, authorization: str | None) -> tuple[int, object] | None:
+        """Status and JSON for a request; None: never answer."""
+        self.asked.append(path)
+        if self.fail_with:
+            status = self.fail_with.pop(0)
+            if not status:
+                self._ending.wait()
+                return None
+            return status, {"error_code": status * 100 + 1, "message": "made to fail"}
+        if self.users and authorization not in self._accepted():
+            return 401, {"error_code": 401, "message": "Unauthorized"}
+        match path.split("?")[0].strip("/").split("/"):
+            case ["schemas", "ids", id_] if int(id_) in self.schemas:
+                if self.late.get(int(id_), 0) > 0:
+                    self.late[int(id_)] -= 1
+                else:
+                    return 200, self.schemas[int(id_)]
+            case ["subjects", subject, "versions", version] if (subject, int(version)) in self.subjects:
+                return 200, self.subjects[subject, int(version)]
+            case ["schemas", "ids", _] | ["subjects", *_]:
+                pass
+            case _:
+                return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+        return 404, {"error_code": 40403, "message": "Schema not found"}
+
+    def _accepted(self) -> set[str]:
+        pairs = (f"{name}:{password}" for name, password in self.users.items())
+        return {f"Basic {base64.b64encode(pair.encode()).decode()}" for pair in pairs}
+
+    def __enter__(self) -> RegistryServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    registry: RegistryServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        answer = self.registry.answer(self.path, self.headers["Authorization"])
+        if answer is None:
+            self.close_connection = True
+            return
+        status, body = answer
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass

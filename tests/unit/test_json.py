@@ -1,0 +1,248 @@
+"""JSON extraction, case by case: which key, or which fault."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replayfilter.core.digest import MISSING, digest_key
+from replayfilter.formats import Extraction, Fault, KeySpec, Reason, RecordColumns, build_extractor
+
+
+def extract(
+    values: Sequence[bytes | None], *key: str, expiry: str | None = None, unit: str = "ms"
+) -> Extraction:
+    return build_extractor(KeySpec("json", key, expiry, unit))(RecordColumns(values))
+
+
+def digests(answer: Extraction) -> list[bytes]:
+    return [struct.pack(">QQ", *pair) for pair in answer.digests.tolist()]
+
+
+def the_fault(value: bytes | None, *key: str, expiry: str | None = None) -> Fault:
+    """The fault of one record, among two good ones that must not notice."""
+    good = b'{"id": "a", "ts": 7, "user": {"id": 1}}'
+    answer = extract([good, value, good], *key, expiry=expiry)
+    (fault,) = answer.faults
+    assert fault.row == 1
+    assert answer.digests[1].tolist() == [0, 0]
+    assert answer.expiry.tolist() == ([7, 0, 7] if expiry else [0, 0, 0])
+    assert digests(answer)[0] == digests(answer)[2] != bytes(16)
+    assert len(fault.message) < 300
+    assert fault.message.isascii()
+    return fault
+
+
+KEYS: list[tuple[bytes, Any]] = [
+    (b'{"id": "a"}', "a"),
+    (b' {"id" :\t"a" }\r\n', "a"),
+    (b'{"id": ""}', ""),
+    (b'{"id": "\\u0061\\n\\u0000"}', "a\n\0"),
+    (b'{"\\u0069d": "a"}', "a"),
+    ('{"id": "é😀"}'.encode(), "é😀"),
+    (b'{"id": "\\ud83d\\ude00"}', "😀"),
+    (b'{"id": 1}', 1),
+    (b'{"id": 1.0}', 1),
+    (b'{"id": 1e0}', 1),
+    (b'{"id": 10E-1}', 1),
+    (b'{"id": -0}', 0),
+    (b'{"id": -0.0}', 0),
+    (b'{"id": 18446744073709551616}', 1 << 64),
+    (b'{"id": -9223372036854775809}', -(1 << 63) - 1),
+    (b'{"id": 1e400}', 10**400),
+    (b'{"id": ' + b"9" * 4300 + b"}", int("9" * 4300)),
+    (b'{"id": true}', True),
+    (b'{"id": [1, {"b": null, "a": 2.0}]}', [1, {"a": 2, "b": None}]),
+    (b'{"id": {}}', {}),
+    (b'{"id": "first", "id": "last"}', "last"),
+    (b'{"id": null, "id": "last"}', "last"),
+    (b'{"id": "cut emoji \\ud83d"}', "cut emoji \ud83d"),
+    (b'{"id": "a", "text": "cut emoji \\ud83d"}', "a"),
+    (b'{"id": "a", "text": "not UTF-8, but not needed \xff"}', "a"),
+    (b'{"id": "a", "number": 1e99999999999999999999, "more": ' + b"9" * 5000 + b"}", "a"),
+    (b'{"id": "a", "deep": ' + b"[" * 500 + b"]" * 500 + b"}", "a"),
+    (b'{"id": "a", "long": "' + b"x" * 1_000_000 + b'"}', "a"),
+    (b'{"id": "' + b"x" * 1_000_000 + b'"}', "x" * 1_000_000),
+]
+
+
+@pytest.mark.parametrize(("value", "key"), KEYS, ids=[str(value[:60]) for value, _ in KEYS])
+def test_key(value: bytes, key: Any) -> None:
+    answer = extract([value], "id")
+    assert answer.faults == []
+    assert digests(answer) == [digest_key([key])]
+
+
+FAULTS: list[tuple[bytes | None, Reason, str]] = [
+    (None, Reason.EMPTY, "value: found null, expected a JSON object"),
+    (b"", Reason.EMPTY, "value: found no bytes"),
+    (
+        b'{"x": "' + b"x" * 1_000_000 + b'", "id": bad, "y": "' + b"y" * 1_000_000,
+        Reason.JSON,
+        """invalid character (byte 1000016), near b'xxxxxxxxxxx", "id": bad, "y": "yyyyyyyyy'""",
+    ),
+    (b'{"user": 5, "id": bad}', Reason.JSON, "invalid character (byte 18)"),
+    (b" ", Reason.JSON, "truncated"),
+    (b"hello", Reason.JSON, "invalid character (byte 0)"),
+    (b'{"id": "a"', Reason.JSON, "truncated"),
+    (b'{"id": "a",}', Reason.JSON, "trailing comma in object (byte 11)"),
+    (b'{"id": "a"} x', Reason.JSON, "trailing characters"),
+    (b'{"id": "a"}{"id": "a"}', Reason.JSON, "trailing characters"),
+    (b"{'id': 'a'}", Reason.JSON, "(byte 1)"),
+    (b'{"id": 01}', Reason.JSON, "(byte 8)"),
+    (b'{"id": NaN}', Reason.JSON, "(byte 7)"),
+    (b'{"id": "a", "x": NaN}', Reason.JSON, "(byte 17)"),
+    (b'{"id": -Infinity}', Reason.JSON, "(byte 8)"),
+    (b'{"id": "a\nb"}', Reason.JSON, "(byte 9)"),
+    (b'{"id": "a", "x": "\\q"}', Reason.JSON, "invalid escaped character"),
+    (b'{"id": "\xff"}', Reason.JSON, "text is not UTF-8, near b'\\xff'"),
+    (b'{"id": "\xed\xa0\x80"}', Reason.JSON, "not UTF-8"),
+    (b"\xef\xbb\xbf{}", Reason.JSON, "byte order mark"),
+    ('{"id": "a"}'.encode("utf-16"), Reason.JSON, "(byte 0)"),
+    (b'{"id": 1e99999999999999999999}', Reason.JSON, "exponent out of range"),
+    (b'{"id": ' + b"9" * 5000 + b"}", Reason.JSON, "limit (4300 digits)"),
+    (b'{"x": ' * 10_000, Reason.JSON, "nested too deeply"),
+    (b'{"id": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", Reason.JSON, "nested too deeply"),
+    (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", Reason.JSON, "nested too deeply"),
+    (b"[" * 100_000, Reason.JSON, "nested too deeply"),
+    (b"[]", Reason.NOT_OBJECT, "value: found b'[]', expected a JSON object"),
+    (b'"id"', Reason.NOT_OBJECT, "expected a JSON object"),
+    (b"null", Reason.NOT_OBJECT, "expected a JSON object"),
+    (b"17", Reason.NOT_OBJECT, "expected a JSON object"),
+    (b"{}", Reason.KEY, "id: missing or null, expected a value"),
+    (b'{"id": null}', Reason.KEY, "id: missing or null, expected a value"),
+    (b'{"ID": 1}', Reason.KEY, "id: missing or null, expected a value"),
+    (b'{"id": 1, "id": null}', Reason.KEY, "id: missing or null, expected a value"),
+]
+
+
+@pytest.mark.parametrize(("value", "reason", "words"), FAULTS, ids=[str(case[0])[:50] for case in FAULTS])
+def test_fault(value: bytes | None, reason: Reason, words: str) -> None:
+    fault = the_fault(value, "id")
+    assert fault.reason is reason
+    assert words in fault.message
+
+
+def test_every_record_keeps_its_row_among_faults() -> None:
+    values: list[bytes | None] = [b'{"id":%d,"ts":%d}' % (i, i) for i in range(300)]
+    for row, bad in [(0, b""), (7, b"x"), (100, b'{"id":5}'), (101, b'{"ts":5}'), (299, None)]:
+        values[row] = bad
+    answer = extract(values, "id", expiry="ts")
+    assert [(f.row, f.reason.value) for f in answer.faults] == [
+        (0, "empty"),
+        (7, "json"),
+        (100, "expiry_missing"),
+        (101, "key"),
+        (299, "empty"),
+    ]
+    bad_rows = [f.row for f in answer.faults]
+    assert answer.expiry.tolist() == [0 if i in bad_rows else i for i in range(300)]
+    assert digests(answer) == [bytes(16) if i in bad_rows else digest_key([i]) for i in range(300)]
+
+
+def test_no_records() -> None:
+    answer = extract([], "id", "user.id", expiry="ts")
+    assert (answer.expiry.shape, answer.digests.shape, answer.faults) == ((0,), (0, 2), [])
+    assert answer.expiry.dtype == np.int64
+    assert answer.digests.dtype == np.uint64
+
+
+PATHS: list[tuple[bytes, Any]] = [
+    (b'{"user": {"id": 5, "x": [1]}}', 5),
+    (b'{"user": {"id": null}}', None),
+    (b'{"user": {}}', MISSING),
+    (b'{"user": null}', MISSING),
+    (b"{}", MISSING),
+    (b'{"user": 7}', MISSING),
+    (b'{"user": 7.5}', MISSING),
+    (b'{"user": "id"}', MISSING),
+    (b'{"user": [{"id": 5}]}', MISSING),
+    (b'{"user": true}', MISSING),
+    (b'{"user.id": 5}', MISSING),
+    (b'{"user": {"id": 5}, "user": {}}', MISSING),
+    (b'{"user": {"id": 5}, "user": 3}', MISSING),
+    (b'{"user": 3, "user": {"id": 5}}', 5),
+    (b'{"user": {"id": {"id": 5}}}', {"id": 5}),
+    (b'{"user": {"id": "\\udead"}}', "\udead"),
+]
+
+
+@pytest.mark.parametrize(("value", "found"), PATHS, ids=[str(value) for value, _ in PATHS])
+def test_nested_path(value: bytes, found: Any) -> None:
+    """Alone such a key may be a fault; beside another field, null and missing are values of their own."""
+    document = value[:-1] + (b', "a": 1}' if len(value) > 2 else b'"a": 1}')
+    answer = extract([document], "a", "user.id")
+    assert answer.faults == []
+    assert digests(answer) == [digest_key([1, found])]
+    alone = extract([value], "user.id")
+    assert [f.reason for f in alone.faults] == ([Reason.KEY] if found in (None, MISSING) else [])
+
+
+def test_path_within_another_path() -> None:
+    values = [
+        b'{"user": {"id": 5, "at": {"ts": 9}}}',
+        b'{"user": 3, "ts": 4}',
+        b'{"user": {"at": [{"ts": 9}]}}',
+    ]
+    answer = extract(values, "user", "user.id", expiry="user.at.ts")
+    assert answer.expiry.tolist() == [9, 0, 0]
+    assert digests(answer)[0] == digest_key([{"id": 5, "at": {"ts": 9}}, 5])
+    assert [(f.row, f.reason) for f in answer.faults] == [
+        (1, Reason.EXPIRY_MISSING),
+        (2, Reason.EXPIRY_MISSING),
+    ]
+
+
+def test_many_paths_of_all_depths() -> None:
+    paths = ["a", "b.a", "b.b", "c.a.a", "c.a.b", "c.b", r"d\.e", r"\@key", "ä ö"]
+    document = {
+        "a": 1,
+        "b": {"a": 2, "b": 3},
+        "c": {"a": {"a": 4, "b": 5}, "b": 6},
+        "d.e": 7,
+        "@key": 8,
+        "ä ö": 9,
+    }
+    for text in (
+        json.dumps(document),
+        json.dumps(document, ensure_ascii=False),
+        json.dumps({"z": "\ud800"} | document),
+    ):
+        answer = extract([text.encode()], *paths)
+        assert digests(answer) == [digest_key([1, 2, 3, 4, 5, 6, 7, 8, 9])]
+
+
+def test_only_records_without_any_key_field_are_faults() -> None:
+    values = [
+        b'{"a": 1}',
+        b'{"b": 1}',
+        b'{"a": 1, "b": null}',
+        b'{"a": null, "b": null}',
+        b"{}",
+        b'{"a": null}',
+    ]
+    answer = extract(values, "a", "b")
+    assert [f.row for f in answer.faults] == [3, 4, 5]
+    assert answer.faults[0].message.startswith("a, b: missing or null")
+    assert len(set(digests(answer)[:3])) == 3
+
+
+def test_metadata_beside_fields() -> None:
+    extractor = build_extractor(KeySpec("json", ("@key", "id", "@header:h", "@value"), "@timestamp", "s"))
+    assert extractor.needs == {"keys", "headers", "timestamps"}
+    value = b'{"id": 1}'
+    answer = extractor(RecordColumns([value], [b"k"], [1999], [[("h", b"old"), ("h", b"new"), ("i", None)]]))
+    assert digests(answer) == [digest_key([b"k", 1, b"new", value])]
+    assert answer.expiry.tolist() == [1]
+    assert build_extractor(KeySpec("json", ("id",), "ts", "s")).needs == frozenset()
+
+
+def test_without_dedup_values_must_still_be_json() -> None:
+    answer = extract([b"{}", b"x"])
+    assert answer.digests.tolist() == [[0, 0], [0, 0]]
+    assert [(f.row, f.reason) for f in answer.faults] == [(1, Reason.JSON)]

@@ -1,0 +1,99 @@
+"""``replayfilter watermark``: configs with faults, waiting, exit codes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from replayfilter.service.cli import app
+from tests.watermark.server_process import ServerProcess, write_config
+
+runner = CliRunner()
+STAGES = '[stages.web]\nroster = ["a", "b", "c"]\ncompleteness = "0.6"'
+
+
+def test_waiting_returns_when_the_hour_is_complete(tmp_path: Path) -> None:
+    with ServerProcess(write_config(tmp_path, STAGES)) as server:
+        timer = threading.Timer(0.7, server.report, ["web", {"a": 3_600_000_000, "b": 4_000_000_000}])
+        timer.start()
+        arguments = ["watermark", "wait", "web", "1970-01-01T01:00:00Z", "--server", server.url]
+        result = runner.invoke(app, [*arguments, "--timeout", "30s"])
+        timer.join()
+        assert (result.exit_code, result.stdout) == (0, "web: complete to 1970-01-01T01:00:00Z\n")
+        result = runner.invoke(app, [*arguments, "--timeout", "0s"])
+        assert result.exit_code == 0, "an hour that is complete already"
+
+
+def test_a_timeout_is_three_and_lists_who_is_missing(tmp_path: Path) -> None:
+    with ServerProcess(write_config(tmp_path, STAGES)) as server:
+        server.report("web", {"a": 3_600_000_000})
+        environment = {"REPLAYFILTER_WATERMARK_SERVER": server.url}
+        arguments = ["watermark", "wait", "web", "3600000000", "--timeout", "500ms"]
+        result = runner.invoke(app, arguments, env=environment)
+        assert (result.exit_code, result.stdout) == (3, "")
+        assert "1 more must come of these 2: b, c" in result.stderr
+        assert "complete only to unknown" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["wait", "web", "noon"], 2, "ISO 8601"),
+        (["wait", "web", "0", "--timeout", "soon"], 2, "duration"),
+        (
+            ["wait", "web", "0", "--timeout", "300ms", "--server", "http://127.0.0.1:1"],
+            1,
+            "no watermark server",
+        ),
+        (["serve", "missing.toml"], 2, "there is no such file"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, said: str) -> None:
+    result = runner.invoke(app, ["watermark", *arguments])
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_all_faults_of_a_config_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
+    stages = """
+[stages.a]
+upstream = ["b", "z"]
+roster = "hosts.txt"
+[stages.b]
+roster = ["x", ""]
+"""
+    path = write_config(tmp_path, stages, host="0.0.0.0")
+    result = runner.invoke(app, ["watermark", "serve", str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    lines = result.stderr.splitlines()
+    heads = ("server.host", "stages.a.roster: ", "stages.b.roster = ", 'stages: stage "a" reads "z"')
+    assert len(lines) == len(heads)
+    assert all(line.startswith(head) for line, head in zip(lines, heads, strict=True)), lines
+    path.write_text('[server]\nprt = 1\nlease = "1"\n[stages.a]\ncompleteness = "99.9"\nrooster = []')
+    faults = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
+    assert len(faults) == 4
+    assert any("did you mean server.port?" in fault for fault in faults)
+    assert any("a stage has upstream, roster, completeness" in fault for fault in faults)
+    path.write_text(
+        '[server]\ntoken = "${NO_SUCH_VARIABLE}"\n[stages.a]\nupstream = ["b"]\n[stages.b]\nupstream = ["a"]'
+    )
+    token, circle = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
+    assert "NO_SUCH_VARIABLE" in token
+    assert "in a circle: " in circle
+    path.write_text("[server]\nport = 0\n")
+    assert "stages: missing" in runner.invoke(app, ["watermark", "serve", str(path)]).stderr
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path = write_config(tmp_path, STAGES, port=taken.getsockname()[1])
+        result = runner.invoke(app, ["watermark", "serve", str(path)])
+    assert result.exit_code == 1
+    assert "can't listen there" in result.stderr

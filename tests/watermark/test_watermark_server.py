@@ -1,0 +1,347 @@
+"""The server over HTTP: what it answers, what it refuses, and what it still knows after kill -9."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from replayfilter.watermark import api
+from replayfilter.watermark.server import ROUTES
+from tests.watermark.server_process import ServerProcess, write_config
+
+STAGES = """
+[stages.web]
+roster = ["a", "b", "c"]
+completeness = "0.6"          # one of three may lag
+
+[stages.join]
+upstream = ["web"]
+
+[stages.chained]
+partitions = 2
+"""
+HOUR = 3600 * 10**6
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(write_config(tmp_path, STAGES)) as started:
+        yield started
+
+
+def test_reports_move_the_watermark_and_it_goes_along_the_stages(server: ServerProcess) -> None:
+    assert server.low("web") is None
+    answer = server.report("web", {"a": 10, "b": 20, "c": 30, "zz": 99})
+    assert answer == {
+        "stages": {"web": {"input_low": 20, "output_low": 20, "upstream_low": None}},
+        "unknown": ["zz"],
+        "unknown_count": 1,
+        "stale": 0,
+    }
+    assert (server.low("web"), server.low("join")) == (20, 20)
+    assert server.get("/v1/low")["low"] is None, "chained knows nothing yet"
+    answer = server.report("join", partition="p", oldest=15)
+    assert answer["stages"]["join"] == {"input_low": 20, "output_low": 20, "upstream_low": 20}, "never back"
+    server.report("web", {"a": 100, "b": 100}, sequence=2)
+    assert server.get("/v1/stages/join/low") == {"stage": "join", "low": 20, "input_low": 100}
+    held = server.get("/v1/stages/join")["held"]
+    assert (held["by"], held["names"], held["behind_us"]) == ("work", ["p"], 80)
+    server.report("join", partition="p", sequence=3)
+    assert server.low("join") == 100
+
+
+def test_a_stage_that_counts_partitions_waits_for_each(server: ServerProcess) -> None:
+    server.report("chained", partition="0", low=50)
+    assert server.get("/v1/stages/chained")["held"]["names"] == ["1 not heard of yet"]
+    server.report("chained", partition="1", low=70, sequence=2)
+    assert server.low("chained") == 50
+    server.report("chained", partition="0", low=40, sequence=3)
+    server.report("chained", partition="0", low=60, sequence=4)
+    assert server.low("chained") == 60
+    assert server.get("/v1/stages/chained")["held"] | {"since_us": 0} == {
+        "by": "partitions", "names": ["0"], "count": 1, "since_us": 0, "behind_us": 10,
+    }  # fmt: skip
+    forgotten = server.http.delete("/v1/stages/chained/partitions/0")
+    assert [each["partition"] for each in forgotten.json()["partitions"]] == ["1"]
+    assert server.http.delete("/v1/stages/chained/partitions/0").status_code == 404
+
+
+def test_late_and_doubled_reports_change_nothing_but_what_only_rises(server: ServerProcess) -> None:
+    server.report("web", {"b": 50, "c": 50}, partition="0", oldest=30, session=2, sequence=7)
+    assert server.low("web") == 30
+    answer = server.report("web", {"b": 60, "c": 60}, partition="0", session=2, sequence=6)
+    assert answer["stale"] == 1
+    assert server.low("web") == 30, "the work reported later is still unfinished"
+    assert server.report("web", partition="0", session=1, sequence=99)["stale"] == 1, "an older client's"
+    assert server.low("web") == 30
+    assert server.report("web", partition="0", session=3, sequence=0)["stale"] == 0, "a newer client's"
+    assert server.low("web") == 60
+    assert server.report("web", {"b": 1}, partition="0", session=3, sequence=0)["stale"] == 0
+    assert server.low("web") == 60
+
+
+def test_is_the_window_closed_and_who_is_missing(server: ServerProcess) -> None:
+    server.report("web", {"a": HOUR - 1, "b": HOUR - 2})
+    window = server.get("/v1/stages/web/window", end="1970-01-01T01:00:00Z")
+    assert (window["closed"], window["missing"], window["behind"]) == (False, 2, 3)
+    assert window["names"] == ["c", "b", "a"], "the slowest first"
+    joined = server.get("/v1/stages/join/window", end=HOUR)
+    assert (joined["held"]["by"], joined["names"]) == ("upstream", ["web: c", "web: b", "web: a"])
+    server.report("web", {"a": HOUR, "b": HOUR + 5}, sequence=2)
+    window = server.get("/v1/stages/web/window", end=HOUR)
+    assert (window["closed"], window["missing"], window["behind"]) == (True, 0, 1)
+
+
+def test_waiting_ends_when_the_time_is_passed_or_the_patience_over(server: ServerProcess) -> None:
+    started = time.monotonic()
+    assert not server.get("/v1/stages/join/wait", end=5, seconds=1)["closed"]
+    assert 0.9 < time.monotonic() - started < 5
+    timer = threading.Timer(0.5, server.report, ["web", {"a": 5, "b": 6}])
+    timer.start()
+    started = time.monotonic()
+    assert server.get("/v1/stages/join/wait", end=5, seconds=20)["closed"]
+    assert 0.3 < time.monotonic() - started < 5
+    timer.join()
+
+
+def test_health_says_who_holds_it_back_since_when_and_by_how_much(server: ServerProcess) -> None:
+    before = time.time_ns() // 1000
+    server.report("web", {"a": 10, "b": 20, "c": 90})
+    (web,) = (stage for stage in server.get("/v1/health")["stages"] if stage["stage"] == "web")
+    assert (web["held"]["by"], web["held"]["names"], web["held"]["behind_us"]) == ("origins", ["a", "b"], 70)
+    assert before <= web["held"]["since_us"] <= time.time_ns() // 1000
+    first = web["slowest"][0]
+    assert (first["origin"], first["progress"], first["behind_us"]) == ("a", 10, 80)
+    assert before <= first["since_us"] <= time.time_ns() // 1000
+
+
+def test_the_roster_changes_by_request_but_not_against_the_config(server: ServerProcess) -> None:
+    server.report("web", {"a": 10, "b": 20, "c": 30})
+    change = {"add": ["d", "e", "a"], "idle": ["a", "nobody"]}
+    answer = server.http.post("/v1/stages/web/roster", json=change).json()
+    assert answer == {"stage": "web", "added": 2, "removed": 0, "origins": 5, "absent": ["nobody"]}
+    server.report("web", {"b": 90, "c": 90}, sequence=2)
+    assert server.low("web") == 20, "the new ones hold it"
+    slowest = server.get("/v1/stages/web/origins", limit=2)["slowest"]
+    assert [(each["origin"], each["progress"], each["counted"]) for each in slowest] == [
+        ("d", None, True), ("e", None, True),
+    ]  # fmt: skip
+    refused = server.http.post("/v1/stages/web/roster", json={"remove": ["d", "a"]})
+    assert refused.status_code == 409
+    assert refused.json()["value"] == "a"
+    assert server.get("/v1/stages/web")["origins"] == 5, "all or nothing"
+    assert server.http.post("/v1/stages/web/roster", json={"remove": ["d", "e"]}).json()["removed"] == 2
+    assert server.low("web") == 90
+    assert server.http.post("/v1/stages/join/roster", json={"add": ["x"]}).status_code == 409
+
+
+def reports_of(report: dict[str, Any]) -> dict[str, Any]:
+    return {"session": 1, "sequence": 1, "reports": [report]}
+
+
+REFUSED: list[tuple[str, str, Any, int, dict[str, str]]] = [
+    ("POST", "/v1/report", b"{", 400, {"error": "not JSON", "where": "body"}),
+    ("POST", "/v1/report", reports_of({"stage": "web", "low": "x"}), 400,
+     {"where": "$.reports[0].low", "value": '"x"'}),
+    ("POST", "/v1/report", reports_of({"stage": "web", "lows": 1}), 400,
+     {"where": "$.reports[0]"}),
+    ("POST", "/v1/report", reports_of({"stage": "web", "origins": {"a": 2**63}}), 400,
+     {"where": "$.reports[0].origins[...]"}),
+    ("POST", "/v1/report", reports_of({"stage": "wep"}), 404,
+     {"error": "no such stage", "where": "$.reports[0].stage", "value": "wep"}),
+    ("GET", "/v1/stages/wep", None, 404,
+     {"value": "wep", "remedy": "the config declares chained, join, web"}),
+    ("GET", "/v1/stages/web/window", None, 400, {"error": "a parameter is missing", "value": "end"}),
+    ("GET", "/v1/stages/web/window?end=noon", None, 400, {"where": "query end", "value": "noon"}),
+    ("GET", "/v1/stages/web/wait?end=1&seconds=99", None, 400,
+     {"remedy": "must be a whole number from 0 to 30"}),
+    ("GET", "/v1/low?stage=web", None, 400, {"error": "no such parameter", "value": "stage"}),
+    ("GET", "/v2/low", None, 404, {"value": "/v2/low"}),
+    ("PUT", "/v1/low", None, 405, {"error": "method not allowed"}),
+    ("POST", "/v1/stages/web/roster", {"add": ["\n"]}, 400, {"where": "$.add[0]"}),
+]  # fmt: skip
+
+
+def test_refusals_say_what_where_which_value_and_what_to_do(server: ServerProcess) -> None:
+    for method, path, body, status, said in REFUSED:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response = server.http.request(method, path, content=content)
+        assert response.status_code == status, (path, response.text)
+        fault = response.json()
+        assert fault.keys() == {"error", "where", "value", "remedy"}
+        assert all(fault.values())
+        assert fault | said == fault, path
+    assert server.get("/v1/health")["faults"] == [], "and none of them hurt the server"
+
+
+def test_limits_on_bodies_and_origins(tmp_path: Path) -> None:
+    config = write_config(tmp_path, STAGES, max_body=2_000, max_origins=4)
+    with ServerProcess(config) as server:
+        long = {"session": 1, "sequence": 1, "reports": [{"stage": "web", "origins": {"x" * 200: 1}}] * 10}
+        assert server.http.post("/v1/report", json=long).status_code == 413
+
+        def chunks() -> Iterator[bytes]:
+            for _ in range(100):
+                yield b" " * 100
+
+        assert server.http.post("/v1/report", content=chunks()).status_code == 413, "no length is announced"
+        assert server.http.post("/v1/stages/web/roster", json={"add": ["d"]}).status_code == 200
+        refused = server.http.post("/v1/stages/web/roster", json={"add": ["e"]})
+        assert (refused.status_code, refused.json()["value"]) == (413, "5")
+        assert server.get("/v1/stages/web")["origins"] == 4
+
+
+def test_only_who_knows_the_token_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_THE_TEST", "hush")
+    config = write_config(tmp_path, STAGES, token="${TOKEN_OF_THE_TEST}")
+    with ServerProcess(config, token="hush") as server:
+        assert server.low("web") is None
+        for headers in ({}, {"Authorization": "Bearer hus"}, {"Authorization": "hush"}):
+            for route in ROUTES:
+                path = re.sub(r"{\w+}", "web", route.path)
+                response = server.http.request(route.method, path, headers={"Authorization": "", **headers})
+                assert response.status_code == (200 if route.open else 401), path
+        assert (
+            server.http.get("/v1/low", headers={"Authorization": ""}).headers["WWW-Authenticate"] == "Bearer"
+        )
+        for open_ in ("/", "/page.js", "/openapi.json", "/health"):
+            assert server.http.get(open_, headers={"Authorization": ""}).status_code == 200
+        assert "hush" not in server.log.read_text()
+
+
+def test_the_openapi_document_describes_every_route_as_it_answers(server: ServerProcess) -> None:
+    document = server.get("/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    served = {(route.method.lower(), route.path) for route in ROUTES}
+    described = {(method, path) for path, each in document["paths"].items() for method in each}
+    assert described == served
+    ids = [operation["operationId"] for each in document["paths"].values() for operation in each.values()]
+    assert len(set(ids)) == len(ids)
+    server.report("web", {"a": 10, "b": 20})
+    for route in ROUTES:
+        operation = document["paths"][route.path][route.method.lower()]
+        named = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
+        assert named == set(re.findall(r"{(\w+)}", route.path))
+        if route.method != "GET":
+            assert {"200", "503"} < operation["responses"].keys()
+            continue
+        query = {name: "5" for name, each in route.query.items() if each.required}
+        answer = server.get(route.path.replace("{stage}", "web"), **query)
+        reference = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+        schema = document["components"]["schemas"][reference.rsplit("/", 1)[1]]
+        assert answer.keys() == schema["properties"].keys() == set(schema["required"])
+        msgspec.convert(answer, route.answer)
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert references <= document["components"]["schemas"].keys()
+
+
+def test_the_roster_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    roster = tmp_path / "hosts.txt"
+    roster.write_text("# hosts\na\nb\n\n")
+    with ServerProcess(write_config(tmp_path, '[stages.web]\nroster = "hosts.txt"')) as server:
+        server.report("web", {"a": 10, "b": 20})
+        assert server.low("web") == 10
+        server.http.post("/v1/stages/web/roster", json={"add": ["by-hand"]})
+
+        def wait_for(origins: int, faults: int) -> Any:
+            deadline = time.monotonic() + 10
+            while True:
+                state = server.get("/v1/stages/web")
+                if (state["origins"], len(state["faults"])) == (origins, faults):
+                    return state
+                assert time.monotonic() < deadline, state
+                time.sleep(0.05)
+
+        roster.write_text("b\nc\nd\n")
+        wait_for(4, 0)
+        server.report("web", {"b": 50, "c": 50, "by-hand": 50}, sequence=2)
+        assert server.low("web") == 10, "d is new and holds it; a is gone"
+        for text, said in (
+            ("", "names no origin"),
+            ("b\n" + "x" * 300, "2: 'xxx"),
+            ("b\nc\n\xff\x00d\n", "name"),
+        ):
+            roster.write_text(text)
+            state = wait_for(4, 1)
+            deadline = time.monotonic() + 5
+            while said not in state["faults"][0]:
+                assert time.monotonic() < deadline, state["faults"]
+                state = server.get("/v1/stages/web")
+        roster.unlink()
+        wait_for(4, 1)
+        roster.write_text("b\nc\n")
+        wait_for(3, 0)
+        assert server.low("web") == 50
+
+
+def test_kill_9_loses_no_acknowledged_report_and_nothing_ever_goes_back(tmp_path: Path) -> None:
+    hosts = [f"host-{number}" for number in range(200)]
+    stages = f'[stages.web]\nroster = {json.dumps(hosts)}\ncompleteness = "0.9"\n'
+    stages += '[stages.next]\nupstream = ["web"]\n'
+    config, rng = write_config(tmp_path, stages), random.Random(5)
+    acknowledged: dict[str, int] = {}
+    told = -1  # the largest watermark that anybody was told
+    for life in range(4):
+        with ServerProcess(config) as server:
+            low = server.low("next")
+            assert told <= (-1 if low is None else low)
+            kept = {
+                each["origin"]: each["progress"]
+                for each in server.get("/v1/stages/web/origins", limit=500)["slowest"]
+            }
+            assert all((kept[host] or -1) >= progress for host, progress in acknowledged.items())
+            killer = threading.Timer(rng.uniform(0, 0.05), server.kill)
+            sequence, last = 0, rng.randint(10, 40)
+            while True:
+                sequence += 1
+                if sequence == last:
+                    killer.start()
+                chosen = {
+                    host: life * 1_000 + sequence + rng.randint(0, 50) for host in rng.sample(hosts, 150)
+                }
+                try:
+                    answer = server.report("web", chosen, session=life, sequence=sequence)
+                    for host, progress in chosen.items():
+                        acknowledged[host] = max(progress, acknowledged.get(host, -1))
+                    told = max(told, answer["stages"]["web"]["output_low"] or -1, server.low("next") or -1)
+                except httpx.TransportError:
+                    break
+            killer.join()
+            assert server.process.poll() == -signal.SIGKILL
+            assert sequence >= last
+    assert told > 0
+
+
+def test_the_answers_are_on_disk_before_they_are_given(server: ServerProcess, tmp_path: Path) -> None:
+    for sequence in range(20):
+        server.report("web", {"a": sequence, "b": sequence}, sequence=sequence)
+        with sqlite3.connect(tmp_path / "watermark.db") as beside:
+            assert beside.execute("SELECT output_low FROM stage WHERE name = 'web'").fetchone() == (sequence,)
+
+
+def test_small_answers_do_not_wait_for_an_acknowledgement(server: ServerProcess) -> None:
+    took = []
+    for _ in range(50):
+        started = time.monotonic()
+        server.low("web")
+        took.append(time.monotonic() - started)
+    assert sorted(took)[10] < 0.03, "with Nagle's algorithm on, every one of them takes 40 ms"
+
+
+def test_structs_of_the_api_have_examples_of_their_limits() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"stage": "", "partition": ""}, api.Report)
+    report = msgspec.convert({"stage": "s", "low": 2**63 - 1}, api.Report)
+    assert report.low == 2**63 - 1
