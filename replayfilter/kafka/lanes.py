@@ -49,6 +49,7 @@ from replayfilter.kafka.transactions import (
     initialise,
     is_fence,
     send_offsets,
+    unwrapped,
 )
 
 TAKEOVERS_MAX = 3  # producers one open() uses up before it gives in to another task that keeps fencing it
@@ -266,8 +267,9 @@ class Delivery:
         try:
             self._begin()
             send_offsets(owner.producer, ahead, self._lanes.offsets.metadata, self.stats)
-            while owner.producer.flush(FLUSH_STEP_S):  # ends, since each record is sent or fails in time
-                self._refusals.raise_first()
+            with unwrapped():
+                while owner.producer.flush(FLUSH_STEP_S):  # ends, since each record is sent or fails in time
+                    self._refusals.raise_first()
             self._refusals.raise_first()  # with a failed record, commit_transaction would wait out its limit
             commit(owner.producer, self.stats)
         except KafkaException as error:
@@ -288,7 +290,8 @@ class Delivery:
         owner, self._owner = self._owned(), None
         if self._begun:
             try:
-                owner.producer.abort_transaction(ABORT_LIMIT_S)
+                with unwrapped():
+                    owner.producer.abort_transaction(ABORT_LIMIT_S)
             except KafkaException as error:  # fenced, or no broker: the next owner's init aborts it
                 _log.info("lane %s: abort left to the next owner: %s", self._lane, error)
         discard(owner.producer)
@@ -334,7 +337,8 @@ class Delivery:
     def _poll(self, producer: Producer, seconds: float = 0.0) -> None:
         """Take the reports of failed records; raises for them, and for a producer that was fenced."""
         try:
-            producer.poll(seconds)
+            with unwrapped():
+                producer.poll(seconds)
         except KafkaException as error:
             raise self._lost(error.args[0]) from error
         self._refusals.raise_first()
@@ -351,7 +355,8 @@ class Delivery:
         owner = self._owned()
         if self._begun:
             try:
-                owner.producer.abort_transaction(ABORT_LIMIT_S)
+                with unwrapped():
+                    owner.producer.abort_transaction(ABORT_LIMIT_S)
             except KafkaException:
                 self._owner = None
                 return discard(owner.producer)

@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from replayfilter.core.stamp import STAMP_HEADER, Stamp, stamp_packer
 from replayfilter.errors import BrokerError, ConfigError, DeliveryError, StampError
+from replayfilter.kafka.transactions import unwrapped
 
 POLL_SECONDS = 0.05  # between two looks at delivery reports while records are produced
 REFRESH_SECONDS = 30.0  # between two looks at the topic's number of partitions
@@ -351,15 +352,10 @@ class StampingProducer:
     def _tried(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call the client; whatever has failed by then is raised as DeliveryError."""
         try:
-            answer = step(*arguments)
-        except (KafkaException, SystemError) as error:
-            # The client raises a fatal error from poll; if a report comes after it, Python makes that a
-            # SystemError whose cause it is.
-            cause = error if isinstance(error, KafkaException) else error.__cause__
-            if not isinstance(cause, KafkaException):
-                raise
-            fault = cause.args[0]
-            self._reports.add(fault, None)
+            with unwrapped():
+                answer = step(*arguments)
+        except KafkaException as error:
+            self._reports.add(error.args[0], None)
             self._due = 0.0
             raise DeliveryError(self._reports.failed) from error
         if self._reports.failed is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Self
@@ -58,8 +58,23 @@ def discard(producer: Producer) -> None:
     """Let a producer go at once. What it still holds is purged, since its reports hold the rows."""
     producer.purge()
     for _ in range(2):  # the first poll raises the fence, if there was one, and takes no reports
-        with suppress(KafkaException):
+        with suppress(KafkaException), unwrapped():
             producer.poll(0)
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise a client's fatal error as the KafkaException that it is.
+
+    For every call that takes delivery reports: a report taken after a fatal error finds that error set,
+    and Python then says SystemError, with the KafkaException as its cause.
+    """
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> None:
@@ -67,7 +82,8 @@ def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> No
     deadline = time.monotonic() + limit
     while True:
         try:
-            return step(max(0.1, deadline - time.monotonic()))
+            with unwrapped():
+                return step(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() > deadline:
                 raise
