@@ -36,7 +36,6 @@ _LOW = re.compile(rb"-?[0-9]{1,19}")
 
 def decode_batches(settings: PlanSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The stage, for mapInArrow: batches of Kafka's rows in, batches of frames out."""
-    worker.tidy()
     for batch in batches:
         rows = FrameRows()
         for run in cut_runs(batch):

@@ -56,7 +56,6 @@ def deliver_batches(settings: PlanSettings, batches: Iterator[pa.RecordBatch]) -
 
     Raises DeliveryError if a record has no route or more than one; nothing of the lane is delivered then.
     """
-    worker.tidy()
     rows = _rows(batches)
     routes = _Routes()
     low = UNKNOWN

@@ -42,7 +42,6 @@ class Router(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Spark's call before the first batch of a task."""
-        worker.tidy()
         self._state = handle.getValueState("shard", "state BINARY")
         self._runs = handle.getMapState("runs", "name BINARY", "run BINARY")
 

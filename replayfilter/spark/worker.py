@@ -6,7 +6,6 @@ worker; a function pickled by value would bring its globals along and find them 
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,14 +16,6 @@ from replayfilter.spark.runcache import RunCache
 from replayfilter.spark.settings import PlanSettings
 
 _lanes: dict[tuple[str, str], Lanes] = {}
-
-
-@cache
-def tidy() -> None:
-    """Drop archives from the places where Python looks for modules: it reads them anew at every task."""
-    sys.path[:] = [place for place in sys.path if not place.endswith((".zip", ".jar"))]
-    for place in [place for place in sys.path_importer_cache if ".zip" in place or ".jar" in place]:
-        del sys.path_importer_cache[place]
 
 
 @cache
