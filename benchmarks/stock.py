@@ -8,8 +8,9 @@ Each part prints a table; nothing is asserted. Machines are noisy: only sides th
 compared, and CPU seconds sooner than time. Stock Spark does less here: it finds no replays, has no duplicate,
 expired or error topic, writes at least once, and keeps neither order nor stamps.
 
-Time is Spark's own ``triggerExecution`` of each batch, without the first (warm-up). CPU is that of the whole
-process tree (Python driver, JVM, Python workers; not the broker), user and system, over the same batches.
+Time is Spark's own ``triggerExecution`` of each batch. The first third of a run's batches is warm-up and not
+counted, since Java compiles what it runs for a minute. CPU is that of the whole process tree (Python driver,
+JVM, Python workers; not the broker), user and system, over the same batches.
 """
 
 from __future__ import annotations
@@ -90,30 +91,31 @@ class Task:
 
 
 def run_side(task: Task) -> None:
-    """Run one side and write what its batches took, after warm-up, to the task's result file."""
+    """Run one side and write what its batches took, after a third of them to warm up, to the result file."""
     batches: list[Any] = []
+    cpu: list[float] = []  # when each batch had ended
+
+    def on_batch(progress: Any) -> None:
+        if _rows(progress):
+            batches.append(progress)
+            cpu.append(cpu_seconds(os.getpid()))
+
     with tempfile.TemporaryDirectory(prefix="replayfilter-bench-") as folder:
         run = (_ours if task.side == "ours" else _stock)(task, Path(folder))
-        running = threading.Thread(target=run, args=(batches.append,), daemon=True)
+        running = threading.Thread(target=run, args=(on_batch,), daemon=True)
         running.start()
-        started: float | None = None
-        warm: tuple[int, float] | None = None  # batches in the warm-up, CPU seconds when it ended
-        while running.is_alive():
+        ends: float | None = None
+        while running.is_alive() and not (ends and time.monotonic() > ends):
             time.sleep(0.05)
-            now = time.monotonic()
-            if batches and started is None:
-                started = now
-            if started and warm is None and now >= started + task.seconds / 3:
-                warm = (len(batches), cpu_seconds(os.getpid()))
-            if started and task.seconds and now > started + task.seconds:
-                break
-        cpu = cpu_seconds(os.getpid())
-        assert warm is not None, f"{task.side} read nothing"
-        counted = [progress for progress in batches[warm[0] :] if _rows(progress)]
+            if task.seconds and batches and ends is None:
+                ends = time.monotonic() + task.seconds
+        assert len(batches) > 2, f"{task.side} read {len(batches)} batches: nothing is left after the warm-up"
+        warm = len(batches) // 3
+        counted = batches[warm : len(cpu)]
         took = {
             "rows": sum(map(_rows, counted)),
             "times_ms": [progress["durationMs"]["triggerExecution"] for progress in counted],
-            "cpu_s": cpu - warm[1],
+            "cpu_s": cpu[-1] - cpu[warm - 1],
         }
         Path(task.result).write_text(json.dumps(took))
         SparkSession.active().stop()
@@ -280,10 +282,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=("throughput", "latency", "both"), nargs="?", default="both")
-    parser.add_argument("--records", type=int, default=1_500_000)
+    parser.add_argument("--records", type=int, default=3_000_000)
     parser.add_argument("--batch", type=int, default=300_000, help="records a batch")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=45, help="latency: of each run; a third is warm-up")
+    parser.add_argument("--seconds", type=float, default=90, help="latency: of each run")
     options = parser.parse_args()
     tables = []
     if options.part != "latency":

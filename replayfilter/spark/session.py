@@ -37,6 +37,7 @@ _CONF = {
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",  # a read for each write
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     "spark.sql.streaming.minBatchesToRetain": "10",
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
     # the query; the check forbids to sort, as no order holds from batch to batch: ours is within a batch
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
