@@ -45,6 +45,12 @@ _COORDINATOR_STARTS = {  # asked again: at a cluster's first use its coordinator
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
 
+_UNSETTLED = (
+    "the offsets of group {group!r} are not settled: a transaction that moves them is open, perhaps of a "
+    "service that was killed in a delivery; start the service again, which ends it, or wait 5 minutes for "
+    "Kafka to"
+)
+
 _URL_SAFE = str.maketrans("+/", "-_")
 _Answer = TypeVar("_Answer")
 
@@ -143,22 +149,31 @@ class Cluster:
         self._await_leaders(created)
         return created
 
-    def committed(self, group: str, sources: Iterable[Source]) -> dict[Source, int]:
-        """The group's stable next offsets; sources for which it has none are left out."""
+    def committed(self, group: str, sources: Iterable[Source], settled: bool = True) -> dict[Source, int]:
+        """The group's next offsets; sources for which it has none are left out.
+
+        ``settled``: wait until no transaction is open that may move them, which for one that a killed
+        service left is until the service starts again. Else what is committed now.
+        """
+        sources = list(sources)
         asked = [TopicPartition(topic, number) for topic, number in sources]
         if not asked:
             return {}
         question = f"the committed offsets of group {group!r}"
+        isolation = "read_committed" if settled else "read_uncommitted"
         deadline = time.monotonic() + self._limit
         # Not asked through the admin client: while the coordinator of a new cluster starts, librdkafka 2.16
         # ends the process there with a segmentation fault, in half of all cases.
-        consumer = Consumer(self._settings | {"group.id": group, "isolation.level": "read_committed"})
+        consumer = Consumer(self._settings | {"group.id": group, "isolation.level": isolation})
         try:
             while True:
                 try:
                     found = consumer.committed(asked, timeout=self._limit)
                     break
                 except KafkaException as error:
+                    if settled and error.args[0].code() == KafkaError._TIMED_OUT:
+                        self.committed(group, sources, settled=False)  # raises if the broker is away
+                        raise BrokerError(_UNSETTLED.format(group=group)) from error
                     if error.args[0].code() not in _COORDINATOR_STARTS or time.monotonic() > deadline:
                         raise _broker_error(error.args[0], self.bootstrap, question) from error
                 time.sleep(LEADER_POLL_S)

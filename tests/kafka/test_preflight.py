@@ -14,6 +14,8 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.lanes import Lanes
+from replayfilter.kafka.transactions import LaneStats, send_offsets
 from replayfilter.service import cli
 from replayfilter.service.checkpoint import Identity, LocalFiles
 from replayfilter.service.config import Config
@@ -309,6 +311,16 @@ def test_a_batch_not_finished_yet_says_nothing_about_the_group(place: Place) -> 
     place.write(5, partition=0)
     place.started({0: 6, 1: 0}, finished=False)
     assert place.inspect().faults == []
+
+
+def test_a_service_killed_in_a_delivery_starts_again_at_once(place: Place) -> None:
+    """Its transaction stays open until a lane's next owner ends it, which comes after the preflight."""
+    place.create()
+    killed = Lanes(place.bootstrap, place.name).open(0)
+    killed._begin()
+    send_offsets(killed._owned().producer, {(place.name, 0): 9}, killed._lanes.offsets.metadata, LaneStats())
+    assert not place.inspect().faults
+    killed.abort()
 
 
 def test_a_cluster_does_not_tell_its_cores(place: Place) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,8 @@ def test_kill_20_times(tmp_path: Path) -> None:
     stream = generate(RECORDS, end_ms=end_ms, seed=seed)
     expected = expected_routes(stream, end_ms=end_ms)
     hurry = threading.Event()
-    with DevBroker() as broker, ThreadPoolExecutor(1) as aside:
+    with DevBroker() as broker, ThreadPoolExecutor(1) as aside, ExitStack() as at_end:
+        at_end.callback(hurry.set)  # a failure would wait for the whole stream
         config = write_config(tmp_path, broker.bootstrap, NAME, batch_records=4_000)
         for topic in (NAME, *(f"{NAME}.{route}" for route in OUTPUTS)):
             create_topic(broker.bootstrap, topic, PARTITIONS)
