@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-compose images docs lint types bench fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-pipeline test-compose images docs lint types bench fuzz schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -30,11 +30,17 @@ help:
 demo: .venv/service.installed jars
 	$(BIN)/replayfilter demo
 
-# A process for each, since the clients that the Kafka tests leave behind hold over 1,024 descriptors, more than
-# the select() in PySpark's driver can look at.
+# Two strands, as one core alone would mostly wait. A process for each folder, since the clients that the Kafka tests
+# leave behind hold over 1,024 descriptors, more than the select() in PySpark's driver can look at.
 test: lint types jars
+	@echo "two strands of tests, each told when it ends"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-library test-pipeline
+
+test-library:
 	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
 	$(BIN)/python -m pytest tests/kafka
+
+test-pipeline:
 	$(BIN)/python -m pytest tests/service
 	$(BIN)/python -m pytest tests/spark
 
