@@ -89,7 +89,8 @@ class LagWatch(threading.Thread):
 
     What is done with is what the group has committed, or what Spark has finished if that is more: markers
     of transactions at a partition's end are no records, and nobody commits them. ``finished`` holds what the
-    checkpoint was through with at the start.
+    checkpoint was through with at the start. ``tell`` is called when Kafka falls silent, and when it is back:
+    Spark waits for it without a word.
     """
 
     def __init__(
@@ -98,15 +99,17 @@ class LagWatch(threading.Thread):
         partitions: Mapping[str, int],
         status: Status,
         finished: Mapping[Source, int],
+        tell: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(name="lag-watch", daemon=True)
         self._sources = [(topic, number) for topic in settings.topics for number in range(partitions[topic])]
-        self._status, self._clock = status, clock
+        self._status, self._tell, self._clock = status, tell, clock
         self._finished = dict(finished)
         self._settings, self._cluster = settings, self._connect(settings)
         # "waiting" readers: nothing is committed with it, so the group's own offsets stay what they are
-        reading = {"group.id": settings.service, "isolation.level": "read_committed", "log_level": 0}
+        # uncommitted: else the group's offsets are not told while a delivery is under way
+        reading = {"group.id": settings.service, "isolation.level": "read_uncommitted", "log_level": 0}
         never = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
         self._consumer = Consumer(client_settings(settings.bootstrap, settings.options) | reading | never)
         self._arrivals = {source: Arrivals() for source in self._sources}
@@ -115,17 +118,32 @@ class LagWatch(threading.Thread):
 
     def run(self) -> None:
         """Look until told to stop."""
+        silent = False
         while not self._ended.is_set():
-            try:
-                lags = self.look()
-            except BrokerError as error:
-                self._status.kafka_silent(str(error))
-                self._cluster = self._connect(self._settings)  # the old one would go on with the old epochs
-            except KafkaException as error:
-                self._status.kafka_silent(error.args[0].str())
-            else:
-                self._status.lag(lags, self._clock())
+            fault = self._try()
+            if fault and not silent:
+                self._tell(fault)
+            elif silent and not fault:
+                self._tell("Kafka answers again")
+            silent = fault is not None
             self._ended.wait(POLL_SECONDS)
+
+    def _try(self) -> str | None:
+        """Look, and tell the status; returns what kept it from that."""
+        try:
+            lags = self.look()
+        except BrokerError as error:
+            fault = str(error)
+            self._cluster = self._connect(self._settings)  # the old one would go on with the old epochs
+        except KafkaException as error:
+            fault = (
+                f"no answer from Kafka about the group's offsets: {error.args[0].str()}; is the broker up?"
+            )
+        else:
+            self._status.lag(lags, self._clock())
+            return None
+        self._status.kafka_silent(fault)
+        return fault
 
     def _connect(self, settings: PlanSettings) -> Cluster:
         return Cluster(settings.bootstrap, settings.options, ANSWER_SECONDS)

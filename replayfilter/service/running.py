@@ -58,7 +58,7 @@ def serve(
             from replayfilter.service.http import StatusServer
 
             server = held.enter_context(StatusServer(status, config.http.bind, config.http.port))
-            watch = LagWatch(plan, findings.partitions, status, _finished(files))
+            watch = LagWatch(plan, findings.partitions, status, _finished(files), reporter.warn)
             watch.start()
             held.callback(watch.stop)
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")

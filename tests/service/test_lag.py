@@ -43,7 +43,7 @@ def watch_on(
     )  # fmt: skip
     status, clock = Status(name, 120.0, {}, 5_000.0), Clock()
     done: dict[Source, int] = {(name, part): end for part, end in (finished or {}).items()}
-    return LagWatch(settings, {name: partitions}, status, done, clock), status, clock, name
+    return LagWatch(settings, {name: partitions}, status, done, print, clock), status, clock, name
 
 
 def write(
