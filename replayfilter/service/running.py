@@ -32,8 +32,12 @@ def serve(
     reporter: Reporter | JsonLog,
     signals: StopSignals,
     once: bool,
+    lock: int,
 ) -> None:
-    """Run to the end, with health and metrics if the config wants them; raises what it failed with."""
+    """Run to the end, with health and metrics if the config wants them; raises what it failed with.
+
+    ``lock``: the descriptor of the checkpoint's lock, for the JVM.
+    """
     stale_after = config.http.stale_after / 1e6
     status = Status(config.service.name, stale_after, shown_config(config), time.time())
 
@@ -63,7 +67,7 @@ def serve(
             held.callback(watch.stop)
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
-        Supervisor(Service(plan, on_batch=[on_batch]), signals, status, reporter.warn).run(once)
+        Supervisor(Service(plan, [on_batch], [lock]), signals, status, reporter.warn).run(once)
 
 
 def shown_config(config: Config) -> dict[str, Any]:

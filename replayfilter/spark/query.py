@@ -39,10 +39,17 @@ class Service:
 
     ``heard``: when Spark last answered, Unix seconds. ``outgrown``: the query ended by itself, since a batch
     had more than twice ``batch_bytes``; started again it takes fewer records at once.
+
+    ``shared``: descriptors for the JVM to hold as long as it lives, as of a lock on the checkpoint.
     """
 
-    def __init__(self, settings: PlanSettings, on_batch: Sequence[Callable[[Progress], None]] = ()) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: PlanSettings,
+        on_batch: Sequence[Callable[[Progress], None]] = (),
+        shared: Sequence[int] = (),
+    ) -> None:
+        self._settings, self._shared = settings, shared
         self._on_batch = on_batch
         self._query: StreamingQuery | None = None
         self._last_seen = -1
@@ -58,7 +65,7 @@ class Service:
         """
         self.outgrown, self.heard = False, time.time()
         limit = min(self._limit, batch_limit(self._settings))
-        plan = build_plan(start_session(self._settings), self._settings, limit)
+        plan = build_plan(start_session(self._settings, self._shared), self._settings, limit)
         writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
         writer = writer.option("checkpointLocation", self._settings.checkpoint)
         if once:
