@@ -31,7 +31,6 @@ def rows(output: str) -> dict[str, list[str]]:
     return {row[1]: [row[2], row[5]] for row in found if row[:1] == [str(PID)]}
 
 
-@pytest.mark.pending
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a source archive holds: all that the repository does, so that its tests and pages can be run from it."""
+"""What a source archive holds: all that the repository does, so that its tests can be run from it."""
 
 from __future__ import annotations
 
