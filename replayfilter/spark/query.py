@@ -113,9 +113,12 @@ class Service:
     def _report(self, query: StreamingQuery) -> None:
         """Pass on the batches finished since the last time."""
         last = query.lastProgress
-        if last is None or last["batchId"] <= self._last_seen or _is_idle(last):
+        if last is None or last["batchId"] <= self._last_seen:
             return
-        recent = [last] if last["batchId"] == self._last_seen + 1 else query.recentProgress
+        next_one = last["batchId"] == self._last_seen + 1
+        if next_one and _is_idle(last):
+            return
+        recent = [last] if next_one else query.recentProgress
         for progress in recent:
             if progress["batchId"] > self._last_seen and not _is_idle(progress):
                 self._last_seen = progress["batchId"]
@@ -123,6 +126,8 @@ class Service:
                 self._watch_size(facts)
                 for callback in self._on_batch:
                     callback(facts)
+        if _is_idle(last):  # those before are done, even if they are older than what Spark keeps
+            self._last_seen = max(self._last_seen, last["batchId"] - 1)
 
     def _watch_size(self, progress: Progress) -> None:
         """The limit was reckoned from a few records at the topics' ends; larger ones may have come since."""
