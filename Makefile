@@ -18,7 +18,7 @@ help:
 	@echo "make test-compose  the compose file, fed, killed, upgraded and on a Spark cluster; with no container"
 	@echo "              engine it starts one as root on Debian (installs docker.io), else it says why it skips"
 	@echo "make images   stand-ins for the official base images, where no image registry can be reached"
-	@echo "make docs     the pages in build/site"
+	@echo "make docs     the pages in build/site, the tables of keys made anew from the code"
 	@echo "make bench    throughput and latency against stock Spark"
 	@echo "make lint     ruff and the import contracts"
 	@echo "make types    mypy --strict"
@@ -53,6 +53,7 @@ images: .venv/dev.installed jars
 	tests/compose/engine $(ENGINE_FOLDER) tests/compose/local-images $(BIN)/python
 
 docs: .venv/dev.installed
+	$(BIN)/python docs/remake.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: .venv/dev.installed

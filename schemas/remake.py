@@ -16,7 +16,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from replayfilter.core.stamp import STAMP_BYTES
-from replayfilter.service import config
+from replayfilter.service import config, kinds
 from replayfilter.service.durations import parse_bytes, parse_count, parse_duration
 from replayfilter.spark.counts import REASONS
 
@@ -45,7 +45,7 @@ class _AsWritten(GenerateJsonSchema):
         if validator in (parse_bytes, parse_count):
             pattern = SIZE if validator is parse_bytes else COUNT
             return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 0}]}
-        if validator is config._option:
+        if validator is kinds.option:
             # security.protocol = "SSL" without quotes is a table in a table.
             return {"type": ["string", "number", "boolean", "object"]}
         return super().function_before_schema(schema)

@@ -30,6 +30,7 @@ from replayfilter.core.expiry import (
 from replayfilter.core.frames import FUTURE as FUTURE_FLAG
 from replayfilter.core.frames import OWN, Frame
 from replayfilter.core.marks import MARK_DTYPES, BatchMarks, Marks
+from replayfilter.core.runs import prepared_size
 from replayfilter.core.tide import Tide
 
 STATE_VERSION = 1
@@ -65,16 +66,30 @@ class ShardState:
         """The state before the first record."""
         return cls(UNKNOWN, Marks.empty())
 
-    def to_bytes(self) -> bytes:
-        """The state as a column block."""
-        columns = {
+    def columns(self) -> Columns:
+        """All that it is made of but a few single values."""
+        return {
             **self.marks.columns(),
             **directory_columns(self.runs.values()),
             **(self.categories or {}),
             **(self.tide.columns() if self.tide is not None else {}),
         }
+
+    @property
+    def keys(self) -> int:
+        """Dedup keys remembered."""
+        return sum(entry.keys for entries in self.runs.values() for entry in entries)
+
+    @property
+    def memory(self) -> int:
+        """Bytes in a worker's memory: the runs as a cache maps them, and the columns."""
+        runs = (prepared_size(entry.keys, entry.size) for entries in self.runs.values() for entry in entries)
+        return sum(runs) + sum(column.nbytes for column in self.columns().values())
+
+    def to_bytes(self) -> bytes:
+        """The state as a column block."""
         meta = {"version": STATE_VERSION, "latest": self.latest, "places": self.places, "edits": self.edits}
-        return pack(columns, meta | ({"tide": self.tide.meta()} if self.tide is not None else {}))
+        return pack(self.columns(), meta | ({"tide": self.tide.meta()} if self.tide is not None else {}))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ShardState:
@@ -138,6 +153,7 @@ STATS = {
     "spread": "sources seen in several input partitions; the same in every shard",
     "keys": "dedup keys remembered by this shard",
     "bytes": "bytes of this shard's runs in the state",
+    "memory": "bytes in memory of this shard: runs with Bloom filters as a cache maps them, marks, directory",
     "runs": "runs of this shard",
     "buckets": "buckets of this shard",
     "evicted": "keys that expired with their bucket in this batch",
@@ -171,22 +187,23 @@ def route_batch(
         clock.evict_after(buckets)
     after = marks.result()
     entries = [entry for bucket in buckets.entries.values() for entry in bucket]
+    categories = clock.categories.columns() if clock.categories is not None else None
+    news = [((each.topic, each.partition), each.news) for each in ordered if each.news is not None]
+    tide = before.after(news, rules.tide) if rules.tide is not None else state.tide
+    state_after = ShardState(clock.highest, after, buckets.entries, categories, tuple(places), tide)
     stats = {
         "sources": len(after.mark),
         "gaps": marks.gaps,
         "forgotten": len(state.marks.mark) - len(kept.mark),
         "spread": int(after.spread.sum()),
-        "keys": sum(entry.keys for entry in entries),
+        "keys": state_after.keys,
+        "memory": state_after.memory,
         "bytes": sum(entry.size for entry in entries),
         "runs": len(entries),
         "buckets": len(buckets.entries),
         "evicted": buckets.evicted,
         "false_hits": buckets.false_hits,
     }
-    categories = clock.categories.columns() if clock.categories is not None else None
-    news = [((each.topic, each.partition), each.news) for each in ordered if each.news is not None]
-    tide = before.after(news, rules.tide) if rules.tide is not None else state.tide
-    state_after = ShardState(clock.highest, after, buckets.entries, categories, tuple(places), tide)
     return Batch([r for r in routes if len(r.rows)], state_after, stats, before.low)
 
 

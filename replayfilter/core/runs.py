@@ -92,6 +92,11 @@ def prepare(data: bytes | memoryview) -> bytes:
     return pack({**columns, "bloom": _make_bloom(columns["hi"], columns["lo"])})
 
 
+def prepared_size(keys: int, size: int) -> int:
+    """Bytes that a run of so many keys and ``size`` bytes takes in a cache: with its Bloom filter's words."""
+    return size + 8 * _bloom_words(keys)
+
+
 def bloom_masks(lo: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The bits that each of n digests sets in its word of a Bloom filter, uint64[n]."""
     # Five bits of one word; the lowest bits of ``lo`` choose the shard, so they are the same here.
@@ -111,8 +116,12 @@ def _bloom_places(hi: NDArray[np.uint64], words: int) -> NDArray[np.uint64]:
     return ((hi >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)
 
 
+def _bloom_words(keys: int) -> int:
+    return keys * BLOOM_BITS // _WORD + 1
+
+
 def _make_bloom(hi: NDArray[np.uint64], lo: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    words = np.zeros(len(hi) * BLOOM_BITS // _WORD + 1, np.uint64)
+    words = np.zeros(_bloom_words(len(hi)), np.uint64)
     if len(hi):
         place = _bloom_places(hi, len(words))
         starts = np.flatnonzero(np.concatenate([[True], place[1:] != place[:-1]]))

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,6 +25,10 @@ from replayfilter.service.config import Config
 
 FORMAT = 1
 IDENTITY, LOCK, SPARK = "replayfilter.json", "lock", "spark"
+# A killed service's JVM sees within a second that its driver is gone, but may first finish a write or a full
+# collection of its 2 GB; a service that runs holds the lock for longer than anyone waits.
+LOCK_SECONDS = 10.0
+_POLL_SECONDS = 0.05
 
 Offsets = dict[str, dict[int, int]]  # topic: partition: offset
 
@@ -242,10 +247,11 @@ def _offsets(content: bytes | None) -> Offsets:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other services off a checkpoint; CheckpointError if one is at work there.
+def locked(folder: Path, patience: float = LOCK_SECONDS) -> Iterator[int]:
+    """Keep other services off a checkpoint; CheckpointError if one is at work there for ``patience`` seconds.
 
-    The system drops the lock with the process, however it ends.
+    The system drops the lock with the last process that has the descriptor, which is what this gives,
+    however it ends: with the JVM too, which works on the checkpoint and may outlive a killed driver.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -253,20 +259,31 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(unwritable(folder, error)) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _acquired(file.fileno(), patience):
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise CheckpointError(
-                f"service.checkpoint = {folder}: in use by {owner}; stop that one first, or give each "
-                "service its own checkpoint"
-            ) from None
+                f"service.checkpoint = {folder}: in use by {owner}, or a Java process it has left; stop "
+                "that first, or give each service its own checkpoint"
+            )
         file.seek(0)
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        yield
+        yield file.fileno()
+
+
+def _acquired(descriptor: int, patience: float) -> bool:
+    """Whether the lock could be had within so many seconds."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_SECONDS)
 
 
 def unwritable(folder: Path, error: OSError) -> str:

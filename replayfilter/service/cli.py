@@ -164,9 +164,9 @@ def run(
         )
     with ExitStack() as held:
         signals = held.enter_context(StopSignals())
-        faults = []
+        faults, lock = [], -1
         try:
-            held.enter_context(locked(folder))
+            lock = held.enter_context(locked(folder))
         except CheckpointError as error:  # told together with what else is wrong
             faults.append(str(error))
         findings = inspect(config, from_committed)
@@ -181,7 +181,7 @@ def run(
         files.write(IDENTITY, findings.identity.to_bytes())
         level = "warn" if _debugs(context) else "off"
         plan = replace(plan_of(config, findings), log_level=level, edits=read_edits(files))
-        serve(config, plan, findings, files, reporter, signals, once)
+        serve(config, plan, findings, files, reporter, signals, once, lock)
 
 
 @app.command()

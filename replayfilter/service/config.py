@@ -8,222 +8,37 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
 )
 
-from replayfilter.core.watermark import Completeness
 from replayfilter.errors import ConfigError
 from replayfilter.service.checks import VARIABLE, cross_check
-from replayfilter.service.durations import length_in_units, parse_bytes, parse_duration
+from replayfilter.service.durations import length_in_units
 from replayfilter.service.faults import PREFIX, explain, in_order, unknown_variables
-
-_TOPIC = r"[A-Za-z0-9._-]{1,249}"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # room is left for "-<lane>" in a transactional id
-_MASTER = r"local(\[(\*|[1-9][0-9]*)(, ?[1-9][0-9]*)?\])?|yarn|(spark|k8s)://.+"
-_SERVER = r" *([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5} *"
-_URL = r" *(https?|mock)://[^\s,@]+ *"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):", re.ASCII)
-
-
-# ---- kinds of values ---------------------------------------------------------------------------------
-
-
-def _like(pattern: str, complaint: str) -> AfterValidator:
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text, re.ASCII) or text in (".", ".."):
-            raise ValueError(complaint)
-        return text
-
-    return AfterValidator(check)
-
-
-def _checkpoint(text: str) -> str:
-    scheme = _SCHEME.match(text)
-    if scheme and scheme[1].lower() not in ("file", "hdfs", "s3a"):
-        raise ValueError("not a place for checkpoints; use a path, or a file:/, hdfs:/ or s3a: URL")
-    return text
-
-
-def _items(value: object) -> object:
-    """A list may come as one text, from the environment: JSON, or items with commas between them."""
-    if not isinstance(value, str):
-        return value
-    if not value.lstrip().startswith("["):
-        return [item.strip() for item in value.split(",")]
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError('not a JSON list; write ["a", "b"] or a,b') from None
-
-
-def _option(value: object) -> object:
-    """Clients' settings are texts; TOML's numbers and booleans are taken for theirs."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
-
-
-_NOT_TOPIC = "not a topic's name; use up to 249 of a-z A-Z 0-9 . _ and -"
-Topic = Annotated[str, _like(_TOPIC, _NOT_TOPIC)]
-TopicOrNone = Annotated[str, _like(f"|{_TOPIC}", f'{_NOT_TOPIC}, or "" for none')]
-Duration = Annotated[int, BeforeValidator(parse_duration)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Options = dict[str, Annotated[str, BeforeValidator(_option)]]
-
-
-# ---- sections ----------------------------------------------------------------------------------------
-# "" and [] mean "not set". What must be set depends on other keys, so checks.py says it, not pydantic.
-
-
-class Section(BaseModel):
-    """What all sections share: unknown keys are faults, and nothing changes after the start."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Service(Section):
-    """Who the service is, where it remembers, and how much it takes at once."""
-
-    name: Annotated[
-        str, _like(_NAME, "not a service's name; use up to 200 of a-z A-Z 0-9 . _ -, first a letter or digit")
-    ] = Field(default="", examples=["orders"])
-    checkpoint: Annotated[str, AfterValidator(_checkpoint)] = Field(
-        default="", examples=["checkpoint/orders"]
-    )
-    master: Annotated[
-        str,
-        _like(_MASTER, "not a Spark master; use local[*], local[4], spark://host:7077, yarn or k8s://..."),
-    ] = "local[*]"
-    shards: int = Field(default=0, ge=0, le=1024)
-    batch_records: int = Field(default=1_200_000, ge=1)
-    batch_bytes: Annotated[Bytes, Field(ge=1_000_000)] = 512_000_000
-
-
-class Kafka(Section):
-    """The cluster, and client settings by Kafka's own names."""
-
-    bootstrap: Annotated[
-        str,
-        _like(f"{_SERVER}(,{_SERVER})*", 'not brokers; write "host:port", several with commas between them'),
-    ] = Field(default="", examples=["localhost:9092"])
-    options: Options = Field(default={}, repr=False)
-
-
-class Input(Section):
-    """What is read, and where its records carry their stamp."""
-
-    topics: Annotated[list[Topic], NoDecode, BeforeValidator(_items)] = Field(
-        default=[], examples=[["orders"]]
-    )
-    format: Literal["json", "avro", "raw"] = "json"
-    stamp: Literal["key", "header", "none"] = "key"
-    starting: Literal["earliest", "latest"] = "earliest"
-
-
-class Avro(Section):
-    """Where the schemas of Avro values are; read with ``input.format = "avro"``."""
-
-    encoding: Literal["confluent", "single-object", "plain"] = "confluent"
-    registry: Annotated[
-        str,
-        _like(rf"|{_URL}(,{_URL})*", 'not a registry; write "http://host:8081", credentials in avro.options'),
-    ] = Field(default="", examples=["http://localhost:8081"])
-    options: Options = Field(default={}, repr=False)
-    schemas: Annotated[list[str], NoDecode, BeforeValidator(_items)] = Field(
-        default=[], examples=[["schemas/order.avsc"]]
-    )
-
-
-class Replay(Section):
-    """Dropping what an upstream job wrote again."""
-
-    enabled: bool = True
-    mark_ttl: Annotated[Duration, Field(gt=0)] = 48 * 3600 * 10**6
-    on_invalid: Literal["pass", "error"] = "pass"
-    topic: TopicOrNone = ""
-
-
-class Dedup(Section):
-    """Which records are the same, and for how long that is remembered."""
-
-    enabled: bool = True
-    key: Annotated[list[str], NoDecode, BeforeValidator(_items)] = Field(default=[], examples=[["event_id"]])
-    expiry_key: str = Field(default="", examples=["ts"])
-    unit: Literal["s", "ms", "us", "ns", "iso8601", "integer"] = "ms"
-    clock: Literal["tuple", "system", "watermark", "ordered", "categorical", "none"] = "tuple"
-    period: str | int = Field(default="", examples=["1h"])
-    bucket_span: str | int = Field(default="", examples=["5m"])
-    match: Literal["window", "bucket"] = "window"
-    max_future: Duration = 600 * 10**6
-    max_jump: int | None = Field(default=None, ge=0)
-    remember_origin: bool = False
-    cache: Annotated[Bytes, Field(ge=1_000_000)] = 2_000_000_000
-
-
-class Output(Section):
-    """Where each kind of record goes."""
-
-    unique: TopicOrNone = Field(default="", examples=["orders.unique"])
-    duplicate: TopicOrNone = Field(default="", examples=["orders.duplicate"])
-    expired: TopicOrNone = Field(default="", examples=["orders.expired"])
-    error: TopicOrNone = Field(default="", examples=["orders.error"])
-    key: Literal["stamp", "preserve"] = "stamp"
-
-
-class Watermark(Section):
-    """Counting who is how far, so that it is known when a time is complete."""
-
-    enabled: bool = False
-    origin: str = Field(default="", examples=["host"])
-    time: str = Field(default="", examples=["ts"])
-    unit: Literal["s", "ms", "us", "ns", "iso8601"] = "ms"
-    roster: Annotated[list[str] | str, NoDecode] = Field(default="", examples=["hosts.txt"])
-    completeness: Annotated[str, AfterValidator(lambda text: Completeness(text).text)] = "1"
-    servers: Annotated[list[str], NoDecode, BeforeValidator(_items)] = []
-    token: str = Field(default="", repr=False)
-
-
-class Http(Section):
-    """Metrics, health and the status page."""
-
-    port: int = Field(default=0, ge=0, le=65535)
-    bind: Annotated[
-        str, _like(r"[A-Za-z0-9._:-]+", 'not an address; use "127.0.0.1", "0.0.0.0" for all, or a host name')
-    ] = "127.0.0.1"
-    stale_after: Annotated[Duration, Field(gt=0)] = 120 * 10**6
-
-    @property
-    def host(self) -> str:
-        """Where this machine reaches it, for a URL."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
-        return f"[{host}]" if ":" in host else host
-
+from replayfilter.service.sections import (
+    Avro,
+    Dedup,
+    Http,
+    Input,
+    Kafka,
+    Output,
+    Replay,
+    Section,
+    Service,
+    Watermark,
+)
 
 _WITH_OPTIONS = ("kafka", "avro")
-
-
-# ---- the whole ---------------------------------------------------------------------------------------
 
 
 class Config(BaseSettings):
@@ -355,18 +170,24 @@ def load(path: str | Path) -> Config:
     raise ConfigError([fault])
 
 
-def keys_by_section() -> dict[str, list[str]]:
-    """Every key there is, in the order of the documentation: {"service": ["name", ...], ...}."""
-    sections: dict[str, type[Section]] = {
+def sections() -> dict[str, type[Section]]:
+    """Every section there is, in the order of the documentation."""
+    return {
         "service": Service,
         "kafka": Kafka,
         "input": Input,
         "avro": Avro,
         "replay": Replay,
         "dedup": Dedup,
+        "watermark": Watermark,
+        "output": Output,
+        "http": Http,
     }
-    sections |= {"watermark": Watermark, "output": Output, "http": Http}
-    return {name: list(section.model_fields) for name, section in sections.items()}
+
+
+def keys_by_section() -> dict[str, list[str]]:
+    """Every key there is, in the order of the documentation: {"service": ["name", ...], ...}."""
+    return {name: list(section.model_fields) for name, section in sections().items()}
 
 
 def _with_flat_options(data: dict[str, Any]) -> dict[str, Any]:

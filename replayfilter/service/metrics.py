@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from replayfilter import __version__
 from replayfilter.service.batch import ROUTES, STAGES, STEPS
 from replayfilter.service.status import BUCKETS, Phase, Status
+from replayfilter.service.storage import PLACES
 from replayfilter.spark.counts import REASONS
 
 PREFIX = "replayfilter_"
@@ -37,6 +38,7 @@ LABELS: dict[str, tuple[str, ...] | None] = {
     "stage": STAGES,
     "phase": tuple(Phase),
     "record": ("newest", "oldest"),
+    "place": tuple(PLACES),
     "topic": None,
     "partition": None,
     "version": None,  # of this program, and of Python: one value each
@@ -100,6 +102,15 @@ def _watermark(status: Status, now: float) -> Samples:
     return [] if low is None else [((), low)]
 
 
+def _sizes(status: Status, now: float) -> Samples:
+    return [((place,), size) for place, size in status.sizes.items()]
+
+
+def _key_sizes(status: Status, now: float) -> Samples:
+    keys = status.last.counts.get("state_keys", 0) if status.last else 0
+    return [((place,), size / keys) for place, size in status.sizes.items()] if keys else []
+
+
 def _commit_age(status: Status, now: float) -> Samples:
     age = status.commit_age(now)
     return [] if age is None else [((), age)]
@@ -131,6 +142,13 @@ METRICS = (
     ),
     Metric("keys", "gauge", "keys", "Dedup keys remembered.", _level("state_keys")),
     Metric("state_bytes", "gauge", "bytes", "Bytes of the remembered keys' runs.", _level("state_bytes")),
+    Metric(
+        "size_bytes", "gauge", "bytes", "Bytes of what is remembered, by place.", _sizes, ("place",)
+    ),
+    Metric(
+        "key_size_bytes", "gauge", "bytes", "The same for each key; none without keys.", _key_sizes,
+        ("place",),
+    ),
     Metric("runs", "gauge", "runs", "Sorted runs of keys in the state.", _level("state_runs")),
     Metric("buckets", "gauge", "buckets", "Buckets in the state, over all shards.", _level("state_buckets")),
     Metric(

@@ -9,7 +9,7 @@ from typing import Any
 
 from replayfilter.kafka.runs import Source
 from replayfilter.service.batch import read_batch
-from replayfilter.service.checkpoint import Files, spark_progress
+from replayfilter.service.checkpoint import SPARK, Files, local_folder, spark_progress
 from replayfilter.service.checks import VARIABLE
 from replayfilter.service.config import Config
 from replayfilter.service.lag import LagWatch
@@ -17,11 +17,14 @@ from replayfilter.service.logs import JsonLog
 from replayfilter.service.preflight import Findings
 from replayfilter.service.progress import Reporter
 from replayfilter.service.status import Status
+from replayfilter.service.storage import measure
 from replayfilter.service.supervision import StopSignals, Supervisor
 from replayfilter.spark.plan import OBSERVED
 from replayfilter.spark.query import Progress, Service
 from replayfilter.spark.settings import PlanSettings
 from replayfilter.watermark.client import WatermarkClient
+
+STORAGE_SECONDS = 30.0  # between looks at the state's files, which are some hundreds: milliseconds
 
 
 def serve(
@@ -32,12 +35,22 @@ def serve(
     reporter: Reporter | JsonLog,
     signals: StopSignals,
     once: bool,
+    lock: int,
 ) -> None:
-    """Run to the end, with health and metrics if the config wants them; raises what it failed with."""
+    """Run to the end, with health and metrics if the config wants them; raises what it failed with.
+
+    ``lock``: the descriptor of the checkpoint's lock, for the JVM.
+    """
     stale_after = config.http.stale_after / 1e6
     status = Status(config.service.name, stale_after, shown_config(config), time.time())
+    spark = local_folder(config.service.checkpoint)
+    measured = -STORAGE_SECONDS
 
     def on_batch(progress: Progress) -> None:
+        nonlocal measured
+        if spark is not None and time.monotonic() - measured >= STORAGE_SECONDS:
+            status.stored(measure(spark / SPARK))
+            measured = time.monotonic()
         batch = read_batch(progress, time.time())
         status.batch(batch)
         reporter.batch(batch)
@@ -63,7 +76,7 @@ def serve(
             held.callback(watch.stop)
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
-        Supervisor(Service(plan, on_batch=[on_batch]), signals, status, reporter.warn).run(once)
+        Supervisor(Service(plan, [on_batch], [lock]), signals, status, reporter.warn).run(once)
 
 
 def shown_config(config: Config) -> dict[str, Any]:

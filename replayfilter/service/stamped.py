@@ -99,10 +99,19 @@ def state(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask before an edit.")] = False,
 ) -> None:
-    """Show the marks of a stopped service; set or forget some, which its next start applies."""
+    """Show the marks of a stopped service and what its state takes; set or forget marks at its next start."""
     from replayfilter.service.checkpoint import IDENTITY, SPARK, LocalFiles, local_folder, locked
     from replayfilter.service.config import load
-    from replayfilter.service.state import add_edits, current_marks, describe, read_edits, show, wishes_of
+    from replayfilter.service.state import (
+        add_edits,
+        current_marks,
+        describe,
+        read_edits,
+        show,
+        show_sizes,
+        wishes_of,
+    )
+    from replayfilter.service.storage import measure
 
     wishes = wishes_of(set_ or [], forget or [])
     settings, console = load(config), _console()
@@ -120,6 +129,7 @@ def state(
         marks, pending = current_marks(shards, read_edits(files))
         if not wishes:
             show(console, marks, pending)
+            show_sizes(console, shards, measure(folder / SPARK))
             return
         known = edited(marks, pending, 0).as_dict()
         for wish in wishes:

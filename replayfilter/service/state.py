@@ -1,4 +1,4 @@
-"""``replayfilter state``: the marks of a stopped service, and edits of them that its next start applies.
+"""``replayfilter state``: the marks of a stopped service, edits of them for its next start, and its size.
 
 The edits are lines of JSON in ``edits.jsonl`` beside Spark's checkpoint, which are a log as well: what was
 edited, when, by whom, and what was there before. The state itself is never written to by hand.
@@ -19,6 +19,7 @@ from replayfilter.core.marks import Marks
 from replayfilter.core.routing import ShardState
 from replayfilter.errors import CheckpointError, ConfigError
 from replayfilter.service.checkpoint import SPARK, Files
+from replayfilter.service.storage import PLACES, Storage
 
 EDITS = "edits.jsonl"
 
@@ -130,3 +131,16 @@ def show(console: Console, marks: Marks, pending: list[Edit]) -> None:
     for edit in pending:
         what = "forgotten" if edit.mark is None else f"set to {edit.mark}"
         console.print(f"at the next start: {edit.pid}/{edit.partition} {what}", highlight=False)
+
+
+def show_sizes(console: Console, shards: list[ShardState], storage: Storage) -> None:
+    """Print the number of keys, and what all that is remembered takes, in bytes and for each key."""
+    keys = sum(shard.keys for shard in shards)
+    console.print(f"{keys:,} keys in {len(shards)} shards", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ("state", "bytes", "a key"):
+        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    sizes = {"memory": sum(shard.memory for shard in shards)} | storage.sizes
+    for place, size in sizes.items():
+        table.add_row(PLACES[place], f"{size:,}", f"{size / keys:,.1f}" if keys else "-")
+    console.print(table)

@@ -14,6 +14,7 @@ from typing import Any
 
 from replayfilter.service.batch import ROUTES, STEPS, Batch
 from replayfilter.service.lag import Lag
+from replayfilter.service.storage import Storage
 
 SLOT_SECONDS, SLOTS = 10, 360
 """The history is an hour, in steps of ten seconds."""
@@ -27,7 +28,8 @@ BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Those of a batch's counts that are not to be summed up.
 _LEVELS = {
     "newest_ms", "delay_ms", "watermark_us",
-    "state_sources", "state_spread", "state_keys", "state_bytes", "state_runs", "state_buckets",
+    "state_sources", "state_spread", "state_keys", "state_bytes", "state_memory", "state_runs",
+    "state_buckets",
 }  # fmt: skip
 
 
@@ -75,6 +77,7 @@ class Status:
         self.lags: list[Lag] = []
         self.lag_at: float | None = None
         self.kafka_fault = ""
+        self.storage: Storage | None = None
         self.lock = threading.RLock()
         self._behind_since: float | None = None
         self._sign = now
@@ -118,6 +121,11 @@ class Status:
                 self._behind_since = now
             self._slot(now)["lag"] = self.waiting
 
+    def stored(self, storage: Storage) -> None:
+        """What the state takes on disk now."""
+        with self.lock:
+            self.storage = storage
+
     def kafka_silent(self, fault: str) -> None:
         """Kafka did not say how far the partitions are."""
         with self.lock:
@@ -133,6 +141,12 @@ class Status:
         return self._slots[-1]
 
     # ---- what it says --------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the state after the last batch by place: see storage.py; those that are known."""
+        sizes = {"memory": self.last.counts.get("state_memory", 0)} if self.last else {}
+        return sizes | (self.storage.sizes if self.storage else {})
 
     @property
     def waiting(self) -> int:
@@ -200,6 +214,7 @@ class Status:
                 "errors": self._named("error_"),
                 "watermark": last and last.watermark,
                 "state": {name[6:]: counts[name] for name in counts if name.startswith("state_")},
+                "sizes": self.sizes,
                 "counts": dict(self.totals),
                 "lag": [lag.shown() for lag in self.lags],
                 "waiting": self.waiting,

@@ -16,6 +16,7 @@ from rich.text import Text
 from replayfilter.errors import ReplayfilterError
 from replayfilter.service.batch import ROUTES
 from replayfilter.service.config import Config
+from replayfilter.service.storage import PLACES
 
 EVERY_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
@@ -99,6 +100,8 @@ def _facts(status: dict[str, Any]) -> Table:
         steps = ", ".join(f"{step} {took:.2f} s" for step, took in last["seconds"].items() if step != "total")
         table.add_row("", steps)
         table.add_row("keys", f"{state['keys']:,} in {state['buckets']:,} buckets, {state['bytes']:,} bytes")
+        sizes = [f"{size:,} {PLACES[place]}" for place, size in status["sizes"].items()]
+        table.add_row("state bytes", ", ".join(sizes))
         table.add_row("marks", f"{state['sources']:,}; gaps {counts.get('state_gaps', 0):,}")
         if low := status["watermark"]:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(low))

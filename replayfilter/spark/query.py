@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -39,10 +40,17 @@ class Service:
 
     ``heard``: when Spark last answered, Unix seconds. ``outgrown``: the query ended by itself, since a batch
     had more than twice ``batch_bytes``; started again it takes fewer records at once.
+
+    ``shared``: descriptors for the JVM to hold as long as it lives, as of a lock on the checkpoint.
     """
 
-    def __init__(self, settings: PlanSettings, on_batch: Sequence[Callable[[Progress], None]] = ()) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: PlanSettings,
+        on_batch: Sequence[Callable[[Progress], None]] = (),
+        shared: Sequence[int] = (),
+    ) -> None:
+        self._settings, self._shared = settings, shared
         self._on_batch = on_batch
         self._query: StreamingQuery | None = None
         self._last_seen = -1
@@ -54,23 +62,28 @@ class Service:
     def start(self, once: bool = False) -> None:
         """Begin, and return as soon as the query runs. ``once``: end when all that is there now is handled.
 
-        Raises MissingDependency without Java or jars, and BrokerError if no broker answers.
+        Raises MissingDependency without Java or jars, BrokerError if no broker answers, and SparkLost if the
+        JVM has ended.
         """
         self.outgrown, self.heard = False, time.time()
         limit = min(self._limit, batch_limit(self._settings))
-        plan = build_plan(start_session(self._settings), self._settings, limit)
-        writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
-        writer = writer.option("checkpointLocation", self._settings.checkpoint)
-        if once:
-            writer = writer.trigger(availableNow=True)
-        self._query = writer.start()
+        with _jvm_needed():
+            plan = build_plan(start_session(self._settings, self._shared), self._settings, limit)
+            writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
+            writer = writer.option("checkpointLocation", self._settings.checkpoint)
+            if once:
+                writer = writer.trigger(availableNow=True)
+            self._query = writer.start()
 
     def await_end(self) -> None:
         """Block until the query has ended; raises a ReplayfilterError that says what it failed with.
 
         SparkLost if the JVM has ended: then this process can't start the query again.
         """
-        query = self.query
+        with _jvm_needed():
+            self._watch(self.query)
+
+    def _watch(self, query: StreamingQuery) -> None:
         asked_at: int | None = None
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
@@ -84,13 +97,6 @@ class Service:
         except StreamingQueryException as error:
             self._report(query)
             raise explain(str(error)) from error
-        except (Py4JError, OSError) as error:
-            if isinstance(error, Py4JJavaError):  # the JVM lives, and says what it does not like
-                raise
-            raise SparkLost(
-                "Spark's Java process has ended under the service (killed, or out of memory); start the "
-                "service again, which loses nothing, and give the machine more memory if that comes back"
-            ) from error
         self._report(query)
 
     def stop_after_batch(self) -> None:
@@ -107,9 +113,12 @@ class Service:
     def _report(self, query: StreamingQuery) -> None:
         """Pass on the batches finished since the last time."""
         last = query.lastProgress
-        if last is None or last["batchId"] <= self._last_seen or _is_idle(last):
+        if last is None or last["batchId"] <= self._last_seen:
             return
-        recent = [last] if last["batchId"] == self._last_seen + 1 else query.recentProgress
+        next_one = last["batchId"] == self._last_seen + 1
+        if next_one and _is_idle(last):
+            return
+        recent = [last] if next_one else query.recentProgress
         for progress in recent:
             if progress["batchId"] > self._last_seen and not _is_idle(progress):
                 self._last_seen = progress["batchId"]
@@ -117,6 +126,8 @@ class Service:
                 self._watch_size(facts)
                 for callback in self._on_batch:
                     callback(facts)
+        if _is_idle(last):  # those before are done, even if they are older than what Spark keeps
+            self._last_seen = max(self._last_seen, last["batchId"] - 1)
 
     def _watch_size(self, progress: Progress) -> None:
         """The limit was reckoned from a few records at the topics' ends; larger ones may have come since."""
@@ -125,6 +136,20 @@ class Service:
             average = size / progress["numInputRows"]
             limit = max(1, int(self._settings.batch_bytes / average))
             self.outgrown, self._limit = limit < self._limit, min(limit, self._limit)
+
+
+@contextlib.contextmanager
+def _jvm_needed() -> Iterator[None]:
+    """Tell in words that the JVM doesn't answer any more."""
+    try:
+        yield
+    except Py4JJavaError:  # it lives, and says what it does not like
+        raise
+    except (Py4JError, ConnectionError) as error:
+        raise SparkLost(
+            "Spark's Java process has ended under the service (killed, or out of memory); start the "
+            "service again, which loses nothing, and give the machine more memory if that comes back"
+        ) from error
 
 
 def _is_idle(progress: StreamingQueryProgress) -> bool:

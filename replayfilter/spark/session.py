@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from importlib.resources import files
 
 from pyspark import SparkConf, SparkContext
@@ -63,8 +64,8 @@ _CHATTER = re.compile(
 )
 
 
-def start_session(settings: PlanSettings) -> SparkSession:
-    """The process's Spark session, started if need be.
+def start_session(settings: PlanSettings, shared: Sequence[int] = ()) -> SparkSession:
+    """The process's Spark session, started if need be; its JVM then holds the descriptors ``shared``, too.
 
     Raises MissingDependency without Java or jars. A process has one session, as its first call set it up.
     """
@@ -82,16 +83,19 @@ def start_session(settings: PlanSettings) -> SparkSession:
     conf.set("spark.driver.extraJavaOptions", f"-XX:+UseParallelGC {options}")
     conf.set("spark.jars", ",".join(str(jar) for jar in spark_jars()))
     if SparkContext._gateway is None:
-        _launch_jvm(conf, quiet=settings.log_level == "off")
+        _launch_jvm(conf, settings.log_level == "off", shared)
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _launch_jvm(conf: SparkConf, quiet: bool) -> None:
-    """Start the JVM; its stderr comes through us, so that we can leave out the chatter."""
+def _launch_jvm(conf: SparkConf, quiet: bool, shared: Sequence[int]) -> None:
+    """Start the JVM; its stderr comes through us, so that we can leave out the chatter.
+
+    It keeps ``shared`` as long as it lives; Java closes them in whatever it starts, so Python workers don't.
+    """
     read_end, write_end = os.pipe()
     threading.Thread(target=_relay, args=(read_end, quiet), name="jvm-stderr", daemon=True).start()
     try:
-        gateway = launch_gateway(conf, {"stderr": write_end})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, {"stderr": write_end, "pass_fds": shared})  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:
         raise MissingDependency(
             "Spark's JVM ended while starting, and said why above: check JAVA_HOME, and that 2 GB of memory "

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from replayfilter.service.lag import Lag
 from replayfilter.service.metrics import LABELS, METRICS, PREFIX, registry_of
 from replayfilter.service.status import BUCKETS, Phase, Status
+from replayfilter.service.storage import Storage
 from replayfilter.spark.counts import COUNTS
 from tests.service.test_status import batch
 
@@ -35,6 +36,7 @@ def busy() -> Status:
     for number in range(2):
         status.batch(batch(number, 1990.0, **dict.fromkeys(COUNTS, 7)))
     status.sign_of_life(2000.0)
+    status.stored(Storage(140, 210))
     status.lag([Lag("orders", 0, 10, 40, 3.5), Lag("orders", 1, 5, 5, None)], 1995.0)
     return status
 
@@ -107,3 +109,13 @@ def test_before_the_first_batch_nothing_is_made_up() -> None:
     assert found["replayfilter_records_total", (("route", "unique"),)] == 0
     for name in ("keys", "last_commit_age_seconds", "state_bytes"):
         assert (f"replayfilter_{name}", ()) not in found
+
+
+def test_what_a_key_takes() -> None:
+    found = exposed(busy())
+    for place, size in {"memory": 7, "disk": 140, "disk_all": 210}.items():
+        assert found["replayfilter_size_bytes", (("place", place),)] == size
+        assert found["replayfilter_key_size_bytes", (("place", place),)] == size / 7
+    status = busy()
+    status.batch(batch(2, 1995.0, state_keys=0, state_memory=99))
+    assert found.keys() - exposed(status).keys() >= {("replayfilter_key_size_bytes", (("place", "disk"),))}

@@ -33,6 +33,7 @@ def test_it_draws_routes_lag_and_state() -> None:
     lines = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
     assert lines["since the start"][-5:] == ["14"] * 5
     assert lines["last batch"]
+    assert "7 in memory, 140 on disk, 210 on disk, with old versions" in text
     assert lines["orders-0"] == ["orders-0", "10", "40", "30", "4", "s"]
 
 

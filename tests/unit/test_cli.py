@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 import replayfilter
 from replayfilter.service import cli
-from replayfilter.service.checkpoint import locked
+from replayfilter.service.checkpoint import LOCK, LOCK_SECONDS, locked
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders.toml"
 NOBODY = "127.0.0.1:1"  # no broker listens there
@@ -123,7 +125,8 @@ def test_what_is_wrong_around_it_is_told_all_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - started < 60
 
 
-def test_a_checkpoint_that_another_process_works_on(tmp_path: Path) -> None:
+def test_a_checkpoint_that_another_process_works_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfilter.service.checkpoint.locked", partial(locked, patience=0.2))
     config = config_in(tmp_path)
     holder = hold_lock(tmp_path / "checkpoint")
     try:
@@ -133,8 +136,18 @@ def test_a_checkpoint_that_another_process_works_on(tmp_path: Path) -> None:
         holder.wait()
     assert result.exit_code == 1
     assert f"in use by process {holder.pid}" in result.stderr
-    with locked(tmp_path / "checkpoint"):  # kill -9 has freed it
+    with locked(tmp_path / "checkpoint", 0):  # kill -9 has freed it
         pass
+
+
+def test_whoever_wants_the_lock_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path)
+    threading.Timer(0.4, holder.kill).start()
+    started = time.monotonic()
+    with locked(tmp_path) as descriptor:
+        assert 0.3 < time.monotonic() - started < LOCK_SECONDS
+        assert Path(f"/proc/self/fd/{descriptor}").resolve() == (tmp_path / LOCK).resolve()
+    holder.wait()
 
 
 def hold_lock(folder: Path) -> subprocess.Popen[str]:

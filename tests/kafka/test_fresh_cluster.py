@@ -1,0 +1,40 @@
+"""A cluster's very first question for a group's offsets, before there is a coordinator for any.
+
+Asked through librdkafka's admin client it ended the process with a segmentation fault in six cases of six, so
+a process of its own asks, on a broker of its own for each try.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from replayfilter.devbroker import DevBroker
+
+TRIES = 2
+GROUPS = 8  # asked for at the same time, by a thread each
+ASK = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from replayfilter.kafka.admin import Cluster
+
+cluster = Cluster(sys.argv[1])
+cluster.create({{"orders": 2}})
+with ThreadPoolExecutor({GROUPS}) as threads:
+    ask = lambda number: cluster.committed(f"group-{{number}}", [("orders", 0), ("orders", 1)])
+    print(list(threads.map(ask, range({GROUPS}))))
+"""
+
+
+@pytest.mark.slow
+def test_the_first_question_for_committed_offsets() -> None:
+    for _ in range(TRIES):
+        with DevBroker() as broker:
+            asked = subprocess.run(
+                [sys.executable, "-c", ASK, broker.bootstrap],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.strip() == str([{}] * GROUPS)

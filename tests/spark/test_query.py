@@ -1,0 +1,189 @@
+"""The query's thread between Spark and the service: a JVM that has gone, and progress that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from replayfilter.errors import SparkLost
+from replayfilter.spark import query
+from replayfilter.spark.query import Progress, Service
+from tests.spark.service_process import command_of, descendants
+
+SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
+
+
+# ---- a JVM that has gone -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "refused"),
+     Py4JError("SparkSession does not exist in the JVM"), BrokenPipeError(32, "Broken pipe")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_a_jvm_that_has_gone_is_told_in_words_at_start_too(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def gone(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(query, "batch_limit", lambda settings: 1_000)
+    monkeypatch.setattr(query, "start_session", gone)
+    with pytest.raises(SparkLost, match="Java process has ended") as found:
+        Service(SETTINGS).start()  # type: ignore[arg-type]
+    assert found.value.__cause__ is error
+
+
+def test_what_a_living_jvm_complains_of_is_not_taken_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    complaint = Py4JJavaError("java.lang.IllegalStateException", SimpleNamespace(_target_id="o1"))
+
+    def refuses(*_: object) -> Any:
+        raise complaint
+
+    monkeypatch.setattr(query, "batch_limit", lambda settings: 1_000)
+    monkeypatch.setattr(query, "start_session", refuses)
+    with pytest.raises(Py4JJavaError) as found:
+        Service(SETTINGS).start()  # type: ignore[arg-type]
+    assert found.value is complaint
+
+
+RESTART = """
+import sys
+from replayfilter.core.expiry import Rules
+from replayfilter.errors import SparkLost
+from replayfilter.formats import KeySpec
+from replayfilter.spark import query
+from replayfilter.spark.session import start_session
+from replayfilter.spark.settings import PlanSettings
+
+settings = PlanSettings(
+    service="lost", checkpoint="", bootstrap="127.0.0.1:1", topics=("t",),
+    keys=KeySpec("raw", (), None, "ms"),
+    rules=Rules(dedup=False), outputs={}, pids={}, shards=1, lanes=1, master="local[1]",
+)
+query.batch_limit = lambda settings: 1_000
+start_session(settings)
+print("started", flush=True)
+sys.stdin.readline()
+try:
+    query.Service(settings).start()
+except SparkLost as error:
+    print("lost:", type(error.__cause__).__name__, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_jvm_that_was_killed_between_two_starts() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(RESTART)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "started\n"
+            (jvm,) = (pid for pid in descendants(process.pid) if command_of(pid) == "java")
+            os.kill(jvm, signal.SIGKILL)
+            out, err = process.communicate("go on\n", timeout=60)
+        finally:
+            for pid in (*descendants(process.pid), process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert out.startswith("lost: "), err
+
+
+# ---- progress that is none ---------------------------------------------------------------------------
+
+# What Spark 4.0.5 gave of a query that read a file, waited for 23 s and read another: batch 0, twice in ten
+# seconds that nothing comes, under the number 1, and batch 1.
+RECORDED = [
+    StreamingQueryProgress.fromJson(each)
+    for each in json.loads(Path(__file__).with_name("progress.json").read_text("utf-8"))
+]
+
+
+class Recorded:
+    """A query whose progress comes when it is waited for: up to so many at a time."""
+
+    def __init__(self, *arrivals: int, kept: int = 20) -> None:
+        self._arrivals, self._kept = list(arrivals), kept
+        self._come = 0
+        self.status = {"message": "Waiting for data to arrive"}
+        self.stopped = False
+        self.asked_for_all = 0
+
+    def awaitTermination(self, seconds: float) -> bool:
+        if self.stopped or not self._arrivals:
+            return True
+        self._come += self._arrivals.pop(0)
+        return False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        return RECORDED[self._come - 1] if self._come else None
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        self.asked_for_all += 1
+        return RECORDED[max(0, self._come - self._kept) : self._come]
+
+
+def reported(recorded: Recorded, last_seen: int = -1) -> list[tuple[int, int]]:
+    """The batches told of, as (number, rows)."""
+    told: list[tuple[int, int]] = []
+
+    def tell(progress: Progress) -> None:
+        told.append((progress["batchId"], progress["observedMetrics"]["counts"]["unique"]))
+
+    service = Service(SETTINGS, [tell])  # type: ignore[arg-type]
+    service._query = recorded  # type: ignore[assignment]
+    service._last_seen = last_seen
+    service.await_end()
+    return told
+
+
+def test_the_recording_is_what_it_is_said_to_be() -> None:
+    assert [progress["batchId"] for progress in RECORDED] == [0, 1, 1, 1]
+    assert [query._is_idle(progress) for progress in RECORDED] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("arrivals", [(1, 1, 1, 1), (0, 1, 0, 0, 1, 1, 1, 0), (4,), (2, 2), (3, 1), (1, 3)])
+def test_each_batch_is_told_once_however_often_one_looks(arrivals: tuple[int, ...]) -> None:
+    assert reported(Recorded(*arrivals)) == [(0, 3), (1, 5)]
+
+
+@pytest.mark.parametrize("arrivals", [(2,), (3,), (2, 1)])
+def test_a_batch_is_told_even_if_the_news_that_nothing_comes_is_first_seen(arrivals: tuple[int, ...]) -> None:
+    assert reported(Recorded(*arrivals)) == [(0, 3)]
+
+
+def test_a_query_that_goes_on_after_a_restart_and_waits_is_not_asked_for_all_again_and_again() -> None:
+    waiting = Recorded(2, 0, 0, 1, 0, 0, kept=1)  # only the idle ones are left to see
+    assert reported(waiting) == []
+    assert waiting.asked_for_all == 1
+    assert reported(Recorded(3, 1, kept=1)) == [(1, 5)], "the next real one is not missed"
+    assert reported(Recorded(1, 1, 1, 1), last_seen=0) == [(1, 5)], "batch 0 was told before"
+
+
+def test_a_query_that_waits_is_stopped_at_once() -> None:
+    recorded = Recorded(1, 1, 1)
+    service = Service(SETTINGS)  # type: ignore[arg-type]
+    service._query = recorded  # type: ignore[assignment]
+    service.stop_after_batch()
+    service.await_end()
+    assert recorded.stopped
