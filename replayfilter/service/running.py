@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from replayfilter.kafka.runs import Source
-from replayfilter.service.batch import read_batch
+from replayfilter.service.batch import Batch, read_batch
 from replayfilter.service.checkpoint import Files, spark_progress
 from replayfilter.service.checks import VARIABLE
 from replayfilter.service.config import Config
@@ -18,9 +18,9 @@ from replayfilter.service.preflight import Findings
 from replayfilter.service.progress import Reporter
 from replayfilter.service.status import Status
 from replayfilter.service.supervision import StopSignals, Supervisor
-from replayfilter.spark.plan import OBSERVED
 from replayfilter.spark.query import Progress, Service
 from replayfilter.spark.settings import PlanSettings
+from replayfilter.watermark.api import Laggards as Told
 from replayfilter.watermark.client import WatermarkClient
 
 
@@ -41,12 +41,8 @@ def serve(
         batch = read_batch(progress, time.time())
         status.batch(batch)
         reporter.batch(batch)
-        report_low(progress)
-
-    def report_low(progress: Progress) -> None:
-        low = int((progress.get("observedMetrics") or {}).get(OBSERVED, {}).get("watermark_us") or 0)
-        if client is not None and low:
-            client.report(config.service.name, low=low)
+        if client is not None:
+            report(client, config.service.name, batch)
 
     with ExitStack() as held:
         client = None
@@ -64,6 +60,27 @@ def serve(
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
         Supervisor(Service(plan, on_batch=[on_batch]), signals, status, reporter.warn).run(once)
+
+
+def report(client: WatermarkClient, stage: str, batch: Batch) -> None:
+    """Tell the watermark servers of a finished batch: the service as a whole, then each input partition.
+
+    In this order, so that no partition's watermark is known there before the smallest of them. A partition
+    has one only where the input carries it: where origins are counted, they count over all partitions.
+    """
+    found = batch.laggards
+    lows: dict[str, int] = {}
+    if found is not None:
+        told = (
+            Told(found.lagging, found.may_lag, dict(found.slowest), found.front) if found.expected else None
+        )
+        client.report(stage, low=found.low, laggards=told)
+        if found.low is not None:
+            lows = {f"{topic}-{partition}": low for topic, partition, low in found.lows}
+    for topic, partitions in batch.backlog.items():
+        for partition, backlog in partitions.items():
+            name = f"{topic}-{partition}"
+            client.report(stage, name, low=lows.get(name), backlog=backlog)
 
 
 def shown_config(config: Config) -> dict[str, Any]:
