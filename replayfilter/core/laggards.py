@@ -26,16 +26,17 @@ class Laggards:
     """The watermark after a batch, and what it waits for; times in microseconds, None: not known yet.
 
     ``expected``: origins in the roster, 0 without one; of those ``heard``: how many have brought a time, and
-    ``lagging``: how many are at or behind the watermark, never heard of ones among them. ``may_lag`` of them
-    may: once no more do, the watermark goes on. ``front``: the largest time. ``slowest``: up to
-    :data:`NAMES` of the lagging with their times, the slowest first. ``lows``: without a roster the
-    watermark that each input partition brought, as (topic, partition, time).
+    ``lagging``: how many are at or behind the watermark, never heard of ones among them, and ``idle`` ones
+    not. ``may_lag`` of them may: once no more do, the watermark goes on. ``front``: the largest time.
+    ``slowest``: up to :data:`NAMES` of the lagging with their times, the slowest first. ``lows``: without a
+    roster the watermark that each input partition brought, as (topic, partition, time).
     """
 
     low: int | None = None
     front: int | None = None
     expected: int = 0
     heard: int = 0
+    idle: int = 0
     lagging: int = 0
     may_lag: int = 0
     slowest: tuple[Named, ...] = ()
@@ -72,15 +73,20 @@ def laggards_of(tide: Tide, rules: TideRules) -> Laggards:
         return Laggards(low, max((time for *_, time in lows), default=None), lows=tuple(lows))
     names = list(dict.fromkeys(rules.roster))
     times = np.fromiter((tide.progress.get(name, UNKNOWN) for name in names), np.int64, len(names))
-    lagging = np.flatnonzero(times <= tide.low)
+    active = np.ones(len(names), np.bool_)
+    if tide.idle:
+        active[[row for row, name in enumerate(names) if tide.is_idle(name)]] = False
+    lagging = np.flatnonzero(active & (times <= tide.low))
+    counted = int(active.sum())
     chosen = lagging[np.argsort(times[lagging], kind="stable")[:NAMES]].tolist()
     return Laggards(
         low=low,
         front=_known(int(times.max(initial=UNKNOWN))),
         expected=len(names),
         heard=int((times != UNKNOWN).sum()),
+        idle=len(names) - counted,
         lagging=len(lagging),
-        may_lag=Completeness(rules.completeness).may_lag(len(names)),
+        may_lag=Completeness(rules.completeness).may_lag(counted),
         slowest=tuple((names[row], _known(int(times[row]))) for row in chosen),
     )
 

@@ -199,6 +199,7 @@ class Watermark(Section):
     time: str = Field(default="", examples=["ts"])
     unit: Literal["s", "ms", "us", "ns", "iso8601"] = "ms"
     roster: Annotated[list[str] | str, NoDecode] = Field(default="", examples=["hosts.txt"])
+    idle: Annotated[list[str] | str, NoDecode] = Field(default="", examples=[["host-7"]])
     completeness: Annotated[str, AfterValidator(lambda text: Completeness(text).text)] = "1"
     servers: Annotated[list[str], NoDecode, BeforeValidator(_items)] = []
     token: str = Field(default="", repr=False)

@@ -195,7 +195,7 @@ METRICS = (
     ),
     Metric(
         "watermark_origins", "gauge", "origins",
-        "Origins of the roster: expected, heard of, and lagging: at or behind the watermark.", _origins,
+        "Origins of the roster: expected, heard of, idle, and lagging: at or behind the watermark.", _origins,
         ("origins",),
     ),
     Metric(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
+from replayfilter.core.tide import TideRules
 from replayfilter.kafka.runs import Source
 from replayfilter.service.batch import Batch, read_batch
 from replayfilter.service.checkpoint import Files, spark_progress
@@ -16,6 +18,7 @@ from replayfilter.service.lag import LagWatch
 from replayfilter.service.logs import JsonLog
 from replayfilter.service.preflight import Findings
 from replayfilter.service.progress import Reporter
+from replayfilter.service.rosters import RosterWatch
 from replayfilter.service.status import Status
 from replayfilter.service.supervision import StopSignals, Supervisor
 from replayfilter.spark.query import Progress, Service
@@ -59,7 +62,16 @@ def serve(
             held.callback(watch.stop)
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
-        Supervisor(Service(plan, on_batch=[on_batch]), signals, status, reporter.warn).run(once)
+        service = Service(plan, on_batch=[on_batch])
+
+        def renew(rules: TideRules) -> None:
+            service.renew(replace(plan, rules=replace(plan.rules, tide=rules)))
+
+        if plan.rules.tide is not None and not once:
+            rosters = RosterWatch(config.watermark, plan.rules.tide, renew, reporter.say, reporter.warn)
+            rosters.start()
+            held.callback(rosters.stop)
+        Supervisor(service, signals, status, reporter.warn).run(once)
 
 
 def report(client: WatermarkClient, stage: str, batch: Batch) -> None:

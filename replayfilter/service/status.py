@@ -25,7 +25,7 @@ LIVE_SECONDS = 60.0
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms of batch durations, in seconds."""
 
-ORIGINS = ("expected", "heard", "lagging")
+ORIGINS = ("expected", "heard", "idle", "lagging")
 """What is counted of the origins that the watermark waits for; see core/laggards.py."""
 
 # Those of a batch's counts that are not to be summed up.

@@ -33,7 +33,7 @@ def busy() -> Status:
     """A status in which every count is 7, every level too, after two batches."""
     status = Status("orders", 120.0, {}, 1000.0)
     status.enter(Phase.RUNNING, 1000.0)
-    held = Laggards(5_000_000, 7_500_000, 30, 29, 4, 3, (("h-29", None), ("h-1", 5_000_000))).to_text()
+    held = Laggards(5_000_000, 7_500_000, 30, 29, 1, 4, 3, (("h-29", None), ("h-1", 5_000_000))).to_text()
     for number in range(2):
         status.batch(batch(number, 1990.0, **dict.fromkeys(COUNTS, 7), laggards=held))
     status.sign_of_life(2000.0)

@@ -112,11 +112,11 @@ def test_who_holds_the_watermark_back_since_when_and_by_how_much() -> None:
     assert status.snapshot(1000.0)["laggards"] is None
     lows = (5_000_000, 5_000_000, 8_000_000, 8_000_000)
     for number, low in enumerate(lows):
-        found = Laggards(low, 9_500_000, 3, 2, 2, 1, (("c", None), ("a", low)))
+        found = Laggards(low, 9_500_000, 3, 2, 0, 2, 1, (("c", None), ("a", low)))
         status.batch(batch(number, 1001.0 + number, unique=1, laggards=found.to_text()))
     status.batch(batch(4, 1006.0))  # of markers alone
     told = status.snapshot(1010.0)["laggards"]
-    assert told["origins"] == {"expected": 3, "heard": 2, "lagging": 2}
+    assert told["origins"] == {"expected": 3, "heard": 2, "idle": 0, "lagging": 2}
     assert (told["may_lag"], told["behind_seconds"], told["still_seconds"]) == (1, 1.5, 7.0)
     assert told["slowest"] == [{"origin": "c", "progress": None}, {"origin": "a", "progress": 8.0}]
     assert told["partitions"] == []

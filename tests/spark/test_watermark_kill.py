@@ -54,6 +54,24 @@ def check_lows(rows: Iterable[Found]) -> int:
     return len(set(lows))
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [[(5, None), (6, 4), (7, 3)], [(5, None), (4, 4), (3, 4)], [(5, 6)], [(5, 1), (6, None)]],
+    ids=["goes back", "a later record is behind it", "ahead of its own record", "was there before"],
+)
+def test_the_check_finds_what_it_looks_for(rows: list[tuple[int, int | None]]) -> None:
+    right = [(5, None), (4, None), (6, 4), (4, 4), (9, 6)]
+    assert check_lows(row_of(*each) for each in right) == 2
+    with pytest.raises(AssertionError):
+        check_lows(row_of(*each) for each in rows)
+
+
+def row_of(time_ms: int, low_ms: int | None) -> Found:
+    """A record with a time and a watermark."""
+    carried = [] if low_ms is None else [(WATERMARK_HEADER, b"%d" % (low_ms * 1_000))]
+    return Found(0, None, None, time_ms, [("note", b""), *carried])
+
+
 def by_input(outputs: Mapping[str, list[Found]]) -> dict[int, list[Found]]:
     """What came out of each input partition over all topics, in the input's order."""
     found: defaultdict[int, list[tuple[int, Found]]] = defaultdict(list)

@@ -109,3 +109,11 @@ def test_a_batch_without_news_says_nothing_new() -> None:
     assert laggards_of(tide.after(list[tuple[tuple[str, int], News]](), rules), rules) == laggards_of(
         tide, rules
     )
+
+
+def test_idle_origins_neither_lag_nor_may_they() -> None:
+    rules = TideRules(tuple("abcdefghijk"), "0.9", idle=("k", "j"))
+    tide = Tide().after([(PLACE, news(**{name: 5 for name in "abcdefgh"}, i=9))], rules)
+    found = laggards_of(tide, rules)
+    assert (found.expected, found.heard, found.idle, found.lagging, found.may_lag) == (11, 9, 2, 8, 0)
+    assert not {"j", "k"} & {name for name, _ in found.slowest}
