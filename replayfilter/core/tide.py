@@ -6,7 +6,8 @@ Rules:
 - with a roster the watermark is that of the origins; without one it is the smallest of those that the input
   partitions brought, once each has brought one;
 - a batch is decided and stamped with the watermark before it: what it brings counts from its end on. So
-  no record of a batch is behind the watermark that another one of the same batch carries.
+  no record of a batch is behind the watermark that another one of the same batch carries, and a batch that
+  is tried again with another roster is decided and stamped as it was.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class TideRules:
     """How the watermark comes about; times are in microseconds.
 
     ``roster``: the origins to expect, or None to take the watermark that the input carries.
-    ``completeness``: see Completeness. ``partitions``: how many each input topic has.
+    ``completeness``: see Completeness. ``partitions``: how many each input topic has. ``idle``: origins that
+    are declared idle, see Tide.
     """
 
     roster: tuple[str, ...] | None
     completeness: str = "1"
     partitions: Mapping[str, int] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,16 @@ def origin_name(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Tide:
-    """What is remembered: ``low``, the watermark; ``progress`` by origin; ``lows`` by input partition."""
+    """What is remembered: ``low``, the watermark; ``progress`` by origin; ``lows`` by input partition.
+
+    ``idle``: of each origin that is declared idle its progress when that was first seen. Once it is further
+    it counts again, for as long as the declaration stands: that it had nothing to say is refuted.
+    """
 
     low: int = UNKNOWN
     progress: Mapping[str, int] = field(default_factory=dict)
     lows: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    idle: Mapping[str, int] = field(default_factory=dict)
 
     def after(self, news: Iterable[tuple[tuple[str, int], News]], rules: TideRules) -> Tide:
         """What is remembered after a batch; ``news`` with the input partition that each came from."""
@@ -99,12 +107,19 @@ class Tide:
             return Tide(max(self.low, reached), {}, lows)
         roster = LowWatermark(rules.completeness, rules.roster, low=self.low)
         roster.advance(list(self.progress), list(self.progress.values()))
+        declared = {name: self.idle.get(name, self.progress.get(name, UNKNOWN)) for name in rules.idle}
+        roster.declare_idle([name for name, at in declared.items() if self.progress.get(name, UNKNOWN) <= at])
         for _, each in arrived:
             roster.advance(each.origins, each.times)
         known = roster.progress != UNKNOWN
         names = [roster.names[row] for row in np.flatnonzero(known).tolist()]
         progress = dict(zip(names, roster.progress[known].tolist(), strict=True))
-        return Tide(roster.settle(), progress, lows)
+        return Tide(roster.settle(), progress, lows, declared)
+
+    def is_idle(self, origin: str) -> bool:
+        """Whether an origin is declared idle and nothing was heard of it since."""
+        at = self.idle.get(origin)
+        return at is not None and self.progress.get(origin, UNKNOWN) <= at
 
     def columns(self) -> Columns:
         """The origins' times, for the state."""
@@ -113,11 +128,16 @@ class Tide:
     def meta(self) -> dict[str, Any]:
         """The rest, for the ``meta`` of the same column block."""
         lows = [(topic, partition, low) for (topic, partition), low in self.lows.items()]
-        return {"low": self.low, "origins": list(self.progress), "lows": lows}
+        return {
+            "low": self.low,
+            "origins": list(self.progress),
+            "lows": lows,
+            "idle": list(self.idle.items()),
+        }
 
     @classmethod
     def restore(cls, columns: Columns, meta: Mapping[str, Any]) -> Tide:
         """What :meth:`columns` and :meth:`meta` gave."""
         progress = dict(zip(meta["origins"], columns["tide_progress"].tolist(), strict=True))
         lows = {(topic, partition): low for topic, partition, low in meta["lows"]}
-        return cls(meta["low"], progress, lows)
+        return cls(meta["low"], progress, lows, dict(meta.get("idle", ())))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from replayfilter.core.laggards import Laggards
 from replayfilter.service.checkpoint import Offsets
+from replayfilter.spark.counts import LAGGARDS
 
 ROUTES = ("unique", "duplicate", "expired", "error", "replay")
 
@@ -27,7 +29,9 @@ class Batch:
     """A batch: its ``number``, when it ended (``at``, Unix seconds), and how many ``records`` it took.
 
     ``seconds`` by step: asking Kafka for ``offsets``, ``planning``, Spark's ``log``, the ``run`` of its
-    tasks, and the ``total``. ``counts``: see spark/counts.py. ``ends``: next offset by topic and partition.
+    tasks, and the ``total``. ``counts``: see spark/counts.py. ``ends``: next offset by topic and partition;
+    ``backlog``: how many offsets waited behind it when the batch began. ``laggards``: who holds the watermark
+    back, None where none is kept, or the batch had no records.
     """
 
     number: int
@@ -36,6 +40,8 @@ class Batch:
     seconds: dict[str, float]
     counts: dict[str, int]
     ends: Offsets
+    backlog: Offsets = field(default_factory=dict)
+    laggards: Laggards | None = None
 
     @property
     def routes(self) -> dict[str, int]:
@@ -67,12 +73,20 @@ def read_batch(progress: Mapping[str, Any], at: float) -> Batch:
     """
     took = progress.get("durationMs") or {}
     counts: dict[str, int] = {}
+    said = ""
     for metrics in (progress.get("observedMetrics") or {}).values():
-        counts |= {name: int(value) for name, value in metrics.items() if value is not None}
+        said = metrics.get(LAGGARDS) or said
+        given = ((name, value) for name, value in metrics.items() if name != LAGGARDS and value is not None)
+        counts |= {name: int(value) for name, value in given}
     ends: Offsets = {}
+    latest: Offsets = {}
     for source in progress.get("sources") or ():
-        for topic, partitions in (source.get("endOffset") or {}).items():
-            ends[topic] = {int(partition): int(offset) for partition, offset in partitions.items()}
+        ends |= _offsets(source.get("endOffset"))
+        latest |= _offsets(source.get("latestOffset"))
+    backlog = {
+        topic: {at: max(0, end - ends[topic][at]) for at, end in parts.items() if at in ends.get(topic, {})}
+        for topic, parts in latest.items()
+    }
     return Batch(
         number=int(progress["batchId"]),
         at=at,
@@ -80,4 +94,12 @@ def read_batch(progress: Mapping[str, Any], at: float) -> Batch:
         seconds={step: sum(took.get(name, 0) for name in names) / 1000 for step, names in _STEPS.items()},
         counts=counts,
         ends=ends,
+        backlog=backlog,
+        laggards=Laggards.from_text(said) if said else None,
     )
+
+
+def _offsets(told: Mapping[str, Mapping[str, int]] | None) -> Offsets:
+    return {
+        topic: {int(at): int(offset) for at, offset in parts.items()} for topic, parts in (told or {}).items()
+    }

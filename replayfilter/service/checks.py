@@ -14,7 +14,7 @@ from replayfilter.formats.fields import Place, parse_field
 from replayfilter.kafka.settings import client_settings
 from replayfilter.service.durations import length_in_units
 from replayfilter.service.faults import shown
-from replayfilter.watermark.roster import read_roster
+from replayfilter.watermark.roster import NAME, read_roster
 
 if TYPE_CHECKING:
     from replayfilter.service.config import Config
@@ -80,11 +80,20 @@ def _watermark(config: Config) -> Iterator[Broken]:
                 "the input carries"
             )
             yield Broken(f"watermark.{name}", text, ("watermark.enabled",))
-    if isinstance(mark.roster, str) and mark.roster:
-        try:
-            read_roster(Path(mark.roster))
-        except ValueError as error:
-            yield Broken("watermark.roster", f"watermark.roster: {error}")
+    for name, names in (("roster", mark.roster), ("idle", mark.idle)):
+        path = f"watermark.{name}"
+        if isinstance(names, str) and names:
+            try:
+                read_roster(Path(names), may_be_empty=name == "idle")
+            except ValueError as error:
+                yield Broken(path, f"{path}: {error}")
+        for origin in names if isinstance(names, list) else ():
+            if not NAME.fullmatch(origin):
+                yield Broken(path, f"{shown(path, origin[:40])}: no origin's name; use 1 to 256 characters")
+                break
+    if mark.idle and not mark.roster:
+        text = "watermark.idle: no origins are counted; set watermark.roster too, or leave it out"
+        yield Broken("watermark.idle", text, ("watermark.enabled", "watermark.roster"))
     for name in VARIABLE.findall(mark.token):
         if name not in os.environ:
             text = f"watermark.token: there is no variable {name} in the environment; set it"

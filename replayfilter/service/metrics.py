@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from replayfilter import __version__
 from replayfilter.service.batch import ROUTES, STAGES, STEPS
-from replayfilter.service.status import BUCKETS, Phase, Status
+from replayfilter.service.status import BUCKETS, ORIGINS, Phase, Status
 from replayfilter.service.storage import PLACES
 from replayfilter.spark.counts import REASONS
 
@@ -39,6 +39,7 @@ LABELS: dict[str, tuple[str, ...] | None] = {
     "phase": tuple(Phase),
     "record": ("newest", "oldest"),
     "place": tuple(PLACES),
+    "origins": ORIGINS,
     "topic": None,
     "partition": None,
     "version": None,  # of this program, and of Python: one value each
@@ -109,6 +110,23 @@ def _sizes(status: Status, now: float) -> Samples:
 def _key_sizes(status: Status, now: float) -> Samples:
     keys = status.last.counts.get("state_keys", 0) if status.last else 0
     return [((place,), size / keys) for place, size in status.sizes.items()] if keys else []
+
+
+def _behind(status: Status, now: float) -> Samples:
+    behind = status.laggards.behind if status.laggards else None
+    return [] if behind is None else [((), behind / 1e6)]
+
+
+def _origins(status: Status, now: float) -> Samples:
+    found = status.laggards
+    if found is None or not found.expected:
+        return []
+    return [((name,), getattr(found, name)) for name in ORIGINS]
+
+
+def _may_lag(status: Status, now: float) -> Samples:
+    found = status.laggards
+    return [((), found.may_lag)] if found is not None and found.expected else []
 
 
 def _commit_age(status: Status, now: float) -> Samples:
@@ -188,6 +206,19 @@ METRICS = (
     Metric(
         "watermark_timestamp_seconds", "gauge", "Unix seconds", "The low watermark, where one is kept.",
         _watermark,
+    ),
+    Metric(
+        "watermark_behind_seconds", "gauge", "seconds",
+        "How far the low watermark is behind the largest time counted.", _behind,
+    ),
+    Metric(
+        "watermark_origins", "gauge", "origins",
+        "Origins of the roster: expected, heard of, idle, and lagging: at or behind the watermark.", _origins,
+        ("origins",),
+    ),
+    Metric(
+        "watermark_may_lag", "gauge", "origins", "How many origins may lag without holding it back.",
+        _may_lag,
     ),
     Metric("written_records", "counter", "records", "Records written in transactions.", _total("written")),
     Metric(

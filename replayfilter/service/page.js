@@ -167,9 +167,14 @@ function draw(status) {
     `${stage}, over all tasks`, bar(total ? seconds / total : 0), seconds.toFixed(2) + " s",
   ])));
   const sum = (name) => whole(status.counts[name] || 0);
-  const low = status.watermark;
+  const low = status.watermark, held = status.laggards;
   table("state", [
     ...(low ? [["watermark", `${new Date(low * 1000).toLocaleString()}, ${span(status.now - low)} behind`]] : []),
+    ...(held && held.origins.lagging ? [["held back by",
+      `${whole(held.origins.lagging)} of ${whole(held.origins.expected)} origins (${whole(held.may_lag)} may lag), ` +
+      `for ${span(held.still_seconds)}: ` + held.slowest.slice(0, 5).map(
+        ({ origin, progress }) => `${origin} (${progress === null ? "not heard of" : new Date(progress * 1000).toLocaleString()})`,
+      ).join(", ") + (held.origins.lagging > 5 ? ` and ${whole(held.origins.lagging - 5)} more` : "")]] : []),
     ["marks (sources)", whole(state.sources || 0)], ["gaps", sum("state_gaps")],
     ["marks forgotten", sum("state_forgotten")], ["without a stamp", sum("unstamped")],
     ["keys expired", sum("state_evicted")], ["runs", whole(state.runs || 0)],

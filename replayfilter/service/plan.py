@@ -11,9 +11,9 @@ from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.service.checkpoint import SPARK, local_folder
 from replayfilter.service.config import Config
 from replayfilter.service.preflight import Findings
+from replayfilter.service.rosters import tide_rules
 from replayfilter.spark.identity import output_pid
 from replayfilter.spark.settings import Output, PlanSettings
-from replayfilter.watermark.roster import read_roster
 
 _ROUTES = {
     "output.unique": (Route.UNIQUE,),
@@ -89,12 +89,8 @@ def plan_of(config: Config, findings: Findings) -> PlanSettings:
 
 def _tide(config: Config, findings: Findings) -> TideRules:
     """Whom to wait for: the roster as it is now, or each partition of the input topics."""
-    mark = config.watermark
-    roster = mark.roster if isinstance(mark.roster, list) else []
-    if isinstance(mark.roster, str) and mark.roster:
-        roster = read_roster(Path(mark.roster))
     partitions = {topic: findings.partitions[topic] for topic in config.input.topics}
-    return TideRules(tuple(roster) if roster else None, mark.completeness, partitions)
+    return tide_rules(config.watermark, partitions)
 
 
 def _avro(config: Config) -> AvroSpec:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
+from replayfilter.core.tide import TideRules
 from replayfilter.kafka.runs import Source
-from replayfilter.service.batch import read_batch
+from replayfilter.service.batch import Batch, read_batch
 from replayfilter.service.checkpoint import SPARK, Files, local_folder, spark_progress
 from replayfilter.service.checks import VARIABLE
 from replayfilter.service.config import Config
@@ -16,12 +18,13 @@ from replayfilter.service.lag import LagWatch
 from replayfilter.service.logs import JsonLog
 from replayfilter.service.preflight import Findings
 from replayfilter.service.progress import Reporter
+from replayfilter.service.rosters import RosterWatch
 from replayfilter.service.status import Status
 from replayfilter.service.storage import measure
 from replayfilter.service.supervision import StopSignals, Supervisor
-from replayfilter.spark.plan import OBSERVED
 from replayfilter.spark.query import Progress, Service
 from replayfilter.spark.settings import PlanSettings
+from replayfilter.watermark.api import Laggards as Told
 from replayfilter.watermark.client import WatermarkClient
 
 STORAGE_SECONDS = 30.0  # between looks at the state's files, which are some hundreds: milliseconds
@@ -54,12 +57,8 @@ def serve(
         batch = read_batch(progress, time.time())
         status.batch(batch)
         reporter.batch(batch)
-        report_low(progress)
-
-    def report_low(progress: Progress) -> None:
-        low = int((progress.get("observedMetrics") or {}).get(OBSERVED, {}).get("watermark_us") or 0)
-        if client is not None and low:
-            client.report(config.service.name, low=low)
+        if client is not None:
+            report(client, config.service.name, batch)
 
     with ExitStack() as held:
         client = None
@@ -76,7 +75,37 @@ def serve(
             held.callback(watch.stop)
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
-        Supervisor(Service(plan, [on_batch], [lock]), signals, status, reporter.warn).run(once)
+        service = Service(plan, [on_batch], [lock])
+
+        def renew(rules: TideRules) -> None:
+            service.renew(replace(plan, rules=replace(plan.rules, tide=rules)))
+
+        if plan.rules.tide is not None and not once:
+            rosters = RosterWatch(config.watermark, plan.rules.tide, renew, reporter.say, reporter.warn)
+            rosters.start()
+            held.callback(rosters.stop)
+        Supervisor(service, signals, status, reporter.warn).run(once)
+
+
+def report(client: WatermarkClient, stage: str, batch: Batch) -> None:
+    """Tell the watermark servers of a finished batch: the service as a whole, then each input partition.
+
+    In this order, so that no partition's watermark is known there before the smallest of them. A partition
+    has one only where the input carries it: where origins are counted, they count over all partitions.
+    """
+    found = batch.laggards
+    lows: dict[str, int] = {}
+    if found is not None:
+        told = (
+            Told(found.lagging, found.may_lag, dict(found.slowest), found.front) if found.expected else None
+        )
+        client.report(stage, low=found.low, laggards=told)
+        if found.low is not None:
+            lows = {f"{topic}-{partition}": low for topic, partition, low in found.lows}
+    for topic, partitions in batch.backlog.items():
+        for partition, backlog in partitions.items():
+            name = f"{topic}-{partition}"
+            client.report(stage, name, low=lows.get(name), backlog=backlog)
 
 
 def shown_config(config: Config) -> dict[str, Any]:

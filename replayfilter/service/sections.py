@@ -340,8 +340,14 @@ class Watermark(Section):
     unit: Literal["s", "ms", "us", "ns", "iso8601"] = setting("ms", "The unit of that time.", ["s"])
     roster: Annotated[list[str] | str, NoDecode] = setting(
         "",
-        "The origins to expect: a list, or a file with one a line, read when the service starts.",
+        "The origins to expect: a list, or a file with one a line; a change is taken up without a restart.",
         ["hosts.txt"],
+        unit="names or a path",
+    )
+    idle: Annotated[list[str] | str, NoDecode] = setting(
+        "",
+        "Those of them with nothing to say until further notice, each until it goes ahead: a list or a file.",
+        [["host-7"]],
         unit="names or a path",
     )
     completeness: kinds.Share = setting(
@@ -352,14 +358,11 @@ class Watermark(Section):
     )
     servers: kinds.Texts = setting(
         [],
-        "Watermark servers of one store to report to after each batch, to the stage that is named like "
-        "the service.",
+        "Watermark servers of one store to report to after each batch, to the stage named like the service.",
         [["http://127.0.0.1:8321"]],
         unit="URLs",
     )
-    token: str = setting(
-        "", "Their token.", ["${WATERMARK_TOKEN}"], unit="text, best `${VARIABLE}`", repr=False
-    )
+    token: str = setting("", "Their token.", ["${RF_TOKEN}"], unit="text, best `${VARIABLE}`", repr=False)
 
 
 class Http(Section):

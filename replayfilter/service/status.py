@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
+from replayfilter.core.laggards import Laggards
 from replayfilter.service.batch import ROUTES, STEPS, Batch
 from replayfilter.service.lag import Lag
 from replayfilter.service.storage import Storage
@@ -24,6 +25,9 @@ LIVE_SECONDS = 60.0
 
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms of batch durations, in seconds."""
+
+ORIGINS = ("expected", "heard", "idle", "lagging")
+"""What is counted of the origins that the watermark waits for; see core/laggards.py."""
 
 # Those of a batch's counts that are not to be summed up.
 _LEVELS = {
@@ -72,6 +76,10 @@ class Status:
         self.retries = 0  # of the query
         self.batches = 0
         self.last: Batch | None = None
+        self.laggards: Laggards | None = (
+            None  # where a watermark is kept: as the last batch with records left it
+        )
+        self.low_since: float | None = None  # when the watermark last moved
         self.totals: Counter[str] = Counter()
         self.durations = {step: Durations() for step in STEPS}
         self.lags: list[Lag] = []
@@ -101,6 +109,10 @@ class Status:
         with self.lock:
             self.batches += 1
             self.last = batch
+            if batch.laggards is not None:
+                moved = self.laggards is None or self.laggards.low != batch.laggards.low
+                self.low_since = batch.at if moved else self.low_since
+                self.laggards = batch.laggards
             self.totals.update({n: value for n, value in batch.counts.items() if n not in _LEVELS})
             for step, seconds in batch.seconds.items():
                 self.durations[step].add(seconds)
@@ -213,6 +225,7 @@ class Status:
                 "totals": {route: self.totals[route] for route in ROUTES},
                 "errors": self._named("error_"),
                 "watermark": last and last.watermark,
+                "laggards": self._lagging(now),
                 "state": {name[6:]: counts[name] for name in counts if name.startswith("state_")},
                 "sizes": self.sizes,
                 "counts": dict(self.totals),
@@ -226,6 +239,26 @@ class Status:
                 "history": list(map(dict, self._slots)),
                 "config": self.config,
             }  # fmt: skip
+
+    def _lagging(self, now: float) -> dict[str, Any] | None:
+        """Who holds the watermark back, since when and by how much; None where none is kept."""
+        found = self.laggards
+        if found is None:
+            return None
+        return {
+            "origins": {name: getattr(found, name) for name in ORIGINS},
+            "may_lag": found.may_lag,
+            "behind_seconds": None if found.behind is None else found.behind / 1e6,
+            "still_seconds": None if self.low_since is None else round(now - self.low_since, 1),
+            "slowest": [
+                {"origin": name, "progress": None if time is None else time / 1e6}
+                for name, time in found.slowest
+            ],
+            "partitions": [
+                {"topic": topic, "partition": partition, "watermark": low / 1e6}
+                for topic, partition, low in found.lows
+            ],
+        }
 
     def _named(self, prefix: str) -> dict[str, int]:
         return {n.removeprefix(prefix): c for n, c in self.totals.items() if n.startswith(prefix) and c}

@@ -54,8 +54,8 @@ class Query(Protocol):
         """When Spark last answered, Unix seconds."""
 
     @property
-    def outgrown(self) -> bool:
-        """Whether it ended because records had become larger than it had reckoned with."""
+    def starts_anew(self) -> bool:
+        """Whether it ended by itself, only to be started again with other settings."""
 
 
 class StopSignals:
@@ -164,7 +164,7 @@ class Supervisor:
                 )
         if ending.error is not None:
             raise ending.error
-        return self._signals.asked or not self._query.outgrown
+        return self._signals.asked or not self._query.starts_anew
 
     def _may_pass(self, error: BaseException) -> bool:
         if self._signals.asked or isinstance(error, _FOR_GOOD) or not isinstance(error, ReplayfilterError):

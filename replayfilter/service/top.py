@@ -21,6 +21,7 @@ from replayfilter.service.storage import PLACES
 EVERY_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
 PARTITIONS_SHOWN = 12  # those that wait most
+NAMES_SHOWN = 3  # of the origins that hold the watermark back
 
 
 def watch(config: Config, console: Console, once: bool = False) -> None:
@@ -106,6 +107,8 @@ def _facts(status: dict[str, Any]) -> Table:
         if low := status["watermark"]:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(low))
             table.add_row("watermark", f"{when}, {_span(status['now'] - low)} behind")
+        if waited := _waited_for(status.get("laggards")):
+            table.add_row("held by", waited)
         names = ("transactions", "takeovers", "fences", "retries")
         table.add_row("delivery", ", ".join(f"{name} {counts.get(name, 0):,}" for name in names))
     if errors := ", ".join(f"{reason} {count:,}" for reason, count in status["errors"].items()):
@@ -113,6 +116,16 @@ def _facts(status: dict[str, Any]) -> Table:
     if status["retries"]:
         table.add_row("started again", f"{status['retries']}; last fault: {status['last_fault']}")
     return table
+
+
+def _waited_for(laggards: dict[str, Any] | None) -> str:
+    """The origins that hold the watermark back; empty where none are counted."""
+    if not laggards or not laggards["origins"]["lagging"]:
+        return ""
+    counts, slowest = laggards["origins"], [each["origin"] for each in laggards["slowest"][:NAMES_SHOWN]]
+    more = f" and {counts['lagging'] - len(slowest):,} more" if counts["lagging"] > len(slowest) else ""
+    numbers = f"{counts['lagging']:,} of {counts['expected']:,} origins, {laggards['may_lag']:,} may lag"
+    return f"{numbers}: {', '.join(slowest)}{more}; for {_span(laggards['still_seconds'])}"
 
 
 def _lag(status: dict[str, Any]) -> Table:

@@ -1,7 +1,8 @@
 """The closed list of what is counted in each batch; the query observes them, its progress carries them.
 
 Every delivery task and every shard yields rows with one column for each count; a batch's value is the sum
-of its rows, or the largest where all shards know the same.
+of its rows, or the largest where all shards know the same. One more column is a text: where a low watermark
+is kept, the first shard says in it who holds that back (core/laggards.py); in all other rows it is empty.
 """
 
 from __future__ import annotations
@@ -45,13 +46,21 @@ COUNTS: dict[str, str] = {
 _SAME = {f"state_{name}" for name, meaning in STATS.items() if "the same in every shard" in meaning}
 LARGEST = _SAME | {"newest_ms", "delay_ms", "watermark_us"}
 
-SCHEMA = ", ".join(f"{name} BIGINT NOT NULL" for name in COUNTS)
-ARROW_SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in COUNTS])
+LAGGARDS = "laggards"  # the text's name
+
+SCHEMA = ", ".join([*(f"{name} BIGINT NOT NULL" for name in COUNTS), f"{LAGGARDS} STRING NOT NULL"])
+ARROW_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
+        pa.field(LAGGARDS, pa.string(), nullable=False),
+    ]
+)
 
 
-def count_row(counts: Mapping[str, int]) -> pa.RecordBatch:
+def count_row(counts: Mapping[str, int], laggards: str = "") -> pa.RecordBatch:
     """One row of counts; those not given are 0. KeyError for a name that is not on the list."""
     unknown = counts.keys() - COUNTS.keys()
     if unknown:
         raise KeyError(f"not on the list of counts: {sorted(unknown)}")
-    return pa.RecordBatch.from_pylist([{name: counts.get(name, 0) for name in COUNTS}], schema=ARROW_SCHEMA)
+    row: dict[str, int | str] = {name: counts.get(name, 0) for name in COUNTS}
+    return pa.RecordBatch.from_pylist([row | {LAGGARDS: laggards}], schema=ARROW_SCHEMA)

@@ -24,7 +24,7 @@ from replayfilter.errors import DeliveryError
 from replayfilter.kafka.lanes import Delivery
 from replayfilter.kafka.runs import Headers, Run, Source
 from replayfilter.spark import worker
-from replayfilter.spark.counts import REASONS_OF_ROUTES, count_row
+from replayfilter.spark.counts import LAGGARDS, REASONS_OF_ROUTES, count_row
 from replayfilter.spark.identity import partition_ids
 from replayfilter.spark.rows import PAYLOAD, STATS, Payload
 from replayfilter.spark.settings import PlanSettings
@@ -63,7 +63,8 @@ def deliver_batches(settings: PlanSettings, batches: Iterator[pa.RecordBatch]) -
         if row.kind == STATS:
             counted = json.loads(row.body.to_pybytes())
             low = counted.pop("low")
-            yield count_row(counted)
+            laggards = counted.pop(LAGGARDS, "")
+            yield count_row(counted, laggards)
         elif row.kind == PAYLOAD:
             lane = partition_ids(settings.lanes).index(row.lane)
             with worker.lanes(settings).open(lane, routes.sources()) as delivery:

@@ -86,7 +86,8 @@ def deliver(united: DataFrame, settings: PlanSettings) -> DataFrame:
 
 def observed(counted: DataFrame) -> DataFrame:
     """The same rows; the batch's totals go into the query's progress."""
-    return counted.observe(OBSERVED, *map(_total, counts.COUNTS))
+    laggards = f.coalesce(f.max(counts.LAGGARDS), f.lit("")).alias(counts.LAGGARDS)  # all but one are empty
+    return counted.observe(OBSERVED, *map(_total, counts.COUNTS), laggards)
 
 
 def _total(name: str) -> Column:

@@ -38,8 +38,9 @@ class Service:
     ``on_batch`` are called with Spark's progress of each finished batch as a dict, by the thread that waits;
     its ``observedMetrics`` hold the batch's counts (see counts.py) under the name ``counts``.
 
-    ``heard``: when Spark last answered, Unix seconds. ``outgrown``: the query ended by itself, since a batch
-    had more than twice ``batch_bytes``; started again it takes fewer records at once.
+    ``heard``: when Spark last answered, Unix seconds. ``starts_anew``: the query ended by itself, to be
+    started again: a batch had more than twice ``batch_bytes``, so it will take fewer records at once, or
+    there are other settings, see ``renew``.
 
     ``shared``: descriptors for the JVM to hold as long as it lives, as of a lock on the checkpoint.
     """
@@ -57,7 +58,8 @@ class Service:
         self._limit = settings.batch_records
         self._stopping = threading.Event()
         self.heard = time.time()
-        self.outgrown = False
+        self.starts_anew = False
+        self._renewed: PlanSettings | None = None
 
     def start(self, once: bool = False) -> None:
         """Begin, and return as soon as the query runs. ``once``: end when all that is there now is handled.
@@ -65,7 +67,9 @@ class Service:
         Raises MissingDependency without Java or jars, BrokerError if no broker answers, and SparkLost if the
         JVM has ended.
         """
-        self.outgrown, self.heard = False, time.time()
+        self.starts_anew, self.heard = False, time.time()
+        renewed, self._renewed = self._renewed, None
+        self._settings = renewed or self._settings
         limit = min(self._limit, batch_limit(self._settings))
         with _jvm_needed():
             plan = build_plan(start_session(self._settings, self._shared), self._settings, limit)
@@ -89,7 +93,8 @@ class Service:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
                 self.heard = time.time()
                 self._report(query)
-                if self._stopping.is_set() or self.outgrown:
+                self.starts_anew = self.starts_anew or self._renewed is not None
+                if self._stopping.is_set() or self.starts_anew:
                     if asked_at is None:
                         asked_at = self._last_seen
                     if self._last_seen > asked_at or query.status["message"] in _IDLE:
@@ -102,6 +107,13 @@ class Service:
     def stop_after_batch(self) -> None:
         """Let the batch in hand finish, then end; ``await_end`` returns when that is done."""
         self._stopping.set()
+
+    def renew(self, settings: PlanSettings) -> None:
+        """Go on with other settings: the batch in hand finishes, then the query ends to be started again.
+
+        They may differ only in what is free to change on a checkpoint. Any thread may call it.
+        """
+        self._renewed = settings
 
     @property
     def query(self) -> StreamingQuery:
@@ -135,7 +147,8 @@ class Service:
         if size > OUTGROWN * self._settings.batch_bytes and progress["numInputRows"] > 1:
             average = size / progress["numInputRows"]
             limit = max(1, int(self._settings.batch_bytes / average))
-            self.outgrown, self._limit = limit < self._limit, min(limit, self._limit)
+            if limit < self._limit:
+                self.starts_anew, self._limit = True, limit
 
 
 @contextlib.contextmanager

@@ -20,10 +20,13 @@ from pyspark.sql.streaming.stateful_processor import (
 from replayfilter.core.columns import Columns, pack
 from replayfilter.core.edits import due_edits, edited
 from replayfilter.core.frames import Frame
+from replayfilter.core.laggards import laggards_of
 from replayfilter.core.routing import Batch, ShardState, route_batch
 from replayfilter.core.runs import prepare
+from replayfilter.core.tide import Tide
 from replayfilter.errors import CheckpointError
 from replayfilter.spark import worker
+from replayfilter.spark.counts import LAGGARDS
 from replayfilter.spark.identity import partition_ids, place_of
 from replayfilter.spark.rows import COLUMNS, ROUTES, STATS
 from replayfilter.spark.runcache import RunCache
@@ -61,15 +64,19 @@ class Router(StatefulProcessor):
         batch = route_batch(frames, settings.rules, state, store, batch_time)
         self._state.update((replace(batch.state, edits=state.edits + len(edits)).to_bytes(),))
 
-        counts = {f"state_{name}": value for name, value in batch.stats.items()}
+        counts: dict[str, int | str] = {f"state_{name}": value for name, value in batch.stats.items()}
         counts |= {"cache_hits": store.hits, "cache_misses": store.misses}
         counts["watermark_us"] = max(0, batch.state.tide.low) if batch.state.tide is not None else 0
+        shard = int(key[0])
+        if settings.rules.tide is not None and shard == partition_ids(settings.shards)[0]:
+            # What origins bring goes to every shard, so the first one has a part in every batch.
+            counts[LAGGARDS] = laggards_of(batch.state.tide or Tide(), settings.rules.tide).to_text()
         counts["route_us"] = round((time.perf_counter() - begun) * 1e6)
         counts["low"] = batch.low
-        yield pd.DataFrame(self._answers(int(key[0]), batch, counts, batch_time), columns=COLUMNS)
+        yield pd.DataFrame(self._answers(shard, batch, counts, batch_time), columns=COLUMNS)
 
     def _answers(
-        self, shard: int, batch: Batch, counts: dict[str, int], batch_time: int
+        self, shard: int, batch: Batch, counts: dict[str, int | str], batch_time: int
     ) -> list[tuple[Any, ...]]:
         ids = partition_ids(self._settings.lanes)
         lane = ids[partition_ids(self._settings.shards).index(shard) % len(ids)]

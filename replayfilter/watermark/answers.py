@@ -20,7 +20,7 @@ from replayfilter.watermark.api import (
     Table,
     Window,
 )
-from replayfilter.watermark.table import Refused, StageView, View, known
+from replayfilter.watermark.table import Partition, Refused, StageView, View, known
 
 
 def stage_of(view: View, name: str) -> StageView:
@@ -71,7 +71,7 @@ def state_of(view: View, name: str) -> StageState:
 def health_of(view: View, name: str) -> StageHealth:
     """What holds a stage back, with the slowest of its origins."""
     stage = stage_of(view, name)
-    slowest = origins_of(view, name, 20).slowest if stage.config.has_roster else []
+    slowest = origins_of(view, name, 20).slowest if stage.config.has_roster else _told_origins(stage)
     return StageHealth(name, known(stage.lows.output), held(view, name), slowest, _faults(stage))
 
 
@@ -93,7 +93,11 @@ def window_of(view: View, name: str, end: int) -> Window:
     closed = stage.lows.output >= end
     behind = holder.active & (holder.progress < end)
     total, names = int(behind.sum()), _names(holder, _slowest(holder, behind, NAMES))
-    missing = 0 if closed else max(total - holder.may_lag, 0)
+    may_lag = holder.may_lag
+    if keeps.by == "origins" and (told := _told(holder)) is not None and told.laggards is not None:
+        names = [each for each, time in told.laggards.slowest.items() if time is None or time < end]
+        total, may_lag = max(told.laggards.lagging if names else 0, len(names)), told.laggards.may_lag
+    missing = 0 if closed else max(total - may_lag, 0)
     return Window(
         name, end, closed, known(stage.lows.output), missing, total,
         [prefix + each for each in names], len(holder.names), hold,
@@ -123,6 +127,8 @@ def held(view: View, name: str) -> Held:
         "upstream": stage.upstream_low,
     }
     slowest = min((low for low in bounds.values() if low is not None), default=None)
+    if bounds["partitions"] == slowest and (told := _told(stage)) is not None and told.laggards is not None:
+        return by("origins", list(told.laggards.slowest), told.laggards.lagging)
     if slowest is None:
         return by("nothing", [], 0)
     if bounds["origins"] == slowest:
@@ -132,9 +138,32 @@ def held(view: View, name: str) -> Held:
         if silent > 0:
             return by("partitions", [f"{silent} not heard of yet"], silent)
         names = sorted(each for each, low in lows.items() if low == slowest)
+        names = [each for each in names if each] or names  # a service also reports as a whole, without a name
         return by("partitions", names, len(names))
     names = [each for each in stage.config.upstream if view.stages[each].lows.output == slowest]
     return by("upstream", names, len(names))
+
+
+def _told(stage: StageView) -> Partition | None:
+    """The partition that holds a stage without a roster back, if its client told which origins do that."""
+    if stage.config.has_roster:
+        return None
+    lows = [part.low for part in stage.partitions.values() if part.low is not None]
+    at = min(lows, default=None)
+    told = (part for part in stage.partitions.values() if part.laggards is not None and part.laggards.lagging)
+    return next((part for part in told if part.low == at), None)
+
+
+def _told_origins(stage: StageView) -> list[OriginState]:
+    told = _told(stage)
+    if told is None or told.laggards is None:
+        return []
+    return [
+        OriginState(
+            each, time, told.since_us[each], None if time is None else stage.front - time, False, True
+        )
+        for each, time in told.laggards.slowest.items()
+    ]
 
 
 def _slowest(stage: StageView, chosen: NDArray[np.bool_], limit: int) -> list[int]:

@@ -15,13 +15,27 @@ Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\
 Time = Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 
 
+class Laggards(Struct, forbid_unknown_fields=True):
+    """Which origins hold back a ``low`` that the client counts itself; no roster here need know them.
+
+    ``lagging``: how many are at or behind it, ``may_lag`` of which may be. ``slowest``: the progress of the
+    worst, the slowest first, null for those never heard of. ``front``: the largest time counted.
+    """
+
+    lagging: Annotated[int, Meta(ge=0)]
+    may_lag: Annotated[int, Meta(ge=0)]
+    slowest: Annotated[dict[Name, Time | None], Meta(max_length=NAMES)]
+    front: Time | None = None
+
+
 class Report(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What a client knows of one input partition of a stage. It replaces what was said of it before.
 
     ``low``: no record before this time is still to be read from the partition, if the client knows one;
     ``oldest``: the event time of the oldest record read and not finished, null if all are;
     ``backlog``: records left to read; ``origins``: the largest event time read from each;
-    ``idle``: origins that say of themselves that nothing will come until further notice.
+    ``idle``: origins that say of themselves that nothing will come until further notice; ``laggards``: what
+    holds ``low`` back.
     """
 
     stage: Name
@@ -31,6 +45,7 @@ class Report(Struct, forbid_unknown_fields=True, omit_defaults=True):
     backlog: Annotated[int, Meta(ge=0)] | None = None
     origins: dict[Name, Time] = field(default_factory=dict)
     idle: list[Name] = field(default_factory=list)
+    laggards: Laggards | None = None
 
 
 class Reports(Struct, forbid_unknown_fields=True):
@@ -78,10 +93,10 @@ class PartitionState(Struct):
 class Held(Struct):
     """What keeps a stage's output low from going on.
 
-    ``by``: the roster's origins, partitions' watermarks, upstream stages, or unfinished work in partitions;
-    "nothing" if the stage knows nothing that could move it. ``names``: which, the slowest first, at most
-    100; ``count``: how many in all. ``since_us``: when the output low last moved; ``behind_us``: how far it
-    is behind the largest time seen.
+    ``by``: origins, of the roster or as a client told, partitions' watermarks, upstream stages, or unfinished
+    work in partitions; "nothing" if the stage knows nothing that could move it. ``names``: which, the slowest
+    first, at most 100; ``count``: how many in all. ``since_us``: when the output low last moved;
+    ``behind_us``: how far it is behind the largest time seen.
     """
 
     by: Literal["origins", "partitions", "upstream", "work", "nothing"]
@@ -130,7 +145,7 @@ class Window(Struct):
     """Whether everything before ``end`` is in, at the declared completeness.
 
     ``missing``: how many more origins must pass ``end``; ``behind``: how many are behind it, also those that
-    may be, the slowest 100 of them in ``names``.
+    may be, the slowest 100 of them in ``names``. Where a client counts the origins it is at least so many.
     """
 
     stage: str
@@ -145,7 +160,9 @@ class Window(Struct):
 
 
 class OriginState(Struct):
-    """An origin. ``since_us``: when it last went ahead; ``behind_us``: behind the largest time seen."""
+    """An origin. ``since_us``: when it last went ahead; where a client counts the origins, since when it is
+    told to be where it is. ``behind_us``: behind the largest time seen.
+    """
 
     origin: str
     progress: int | None

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from replayfilter.errors import WatermarkError
-from replayfilter.watermark.api import Fault, Report, Reported, Reports, StageLows, Window
+from replayfilter.watermark.api import Fault, Laggards, Report, Reported, Reports, StageLows, Window
 
 log = logging.getLogger("replayfilter.watermark")
 
@@ -67,9 +67,10 @@ class WatermarkClient:
         backlog: int | None = None,
         origins: Mapping[str, int] | None = None,
         idle: Iterable[str] = (),
+        laggards: Laggards | None = None,
     ) -> None:
         """Say what is known of an input partition now, as in api.Report. Returns at once."""
-        report = Report(stage, partition, low, oldest, backlog, dict(origins or {}), list(idle))
+        report = Report(stage, partition, low, oldest, backlog, dict(origins or {}), list(idle), laggards)
         with self._lock:
             before = self._pending.get((stage, partition))
             self._pending[stage, partition] = report if before is None else merged(before, report)
@@ -136,8 +137,9 @@ class WatermarkClient:
 def merged(older: Report, newer: Report) -> Report:
     """What is left to say of a partition when both were to be said.
 
-    >>> merged(Report("s", origins={"a": 5}, oldest=4), Report("s", origins={"a": 3, "b": 1}))
-    Report(stage='s', partition='', low=None, oldest=None, backlog=None, origins={'a': 5, 'b': 1}, idle=[])
+    >>> both = merged(Report("s", origins={"a": 5}, oldest=4), Report("s", origins={"a": 3, "b": 1}))
+    >>> both.origins, both.oldest
+    ({'a': 5, 'b': 1}, None)
     """
     lows = [report.low for report in (older, newer) if report.low is not None]
     origins = dict(older.origins)
@@ -152,6 +154,7 @@ def merged(older: Report, newer: Report) -> Report:
         newer.backlog,
         origins,
         list(dict.fromkeys([*idle, *newer.idle])),
+        newer.laggards,
     )
 
 

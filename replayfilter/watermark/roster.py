@@ -8,10 +8,10 @@ from pathlib import Path
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
 
-def read_roster(path: Path) -> list[str]:
+def read_roster(path: Path, may_be_empty: bool = False) -> list[str]:
     """The origins in a roster file: one a line, blank lines and those that start with # left out.
 
-    ValueError, with a sentence, if it can't be read, is empty, or has a line that is no name.
+    ValueError, with a sentence, if it can't be read, has a line that is no name, or is empty and may not be.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -27,6 +27,6 @@ def read_roster(path: Path) -> list[str]:
             raise ValueError(
                 f"{path}:{at}: {shortened!r} is no origin's name; write one of up to 256 characters a line"
             )
-    if not origins:
+    if not origins and not may_be_empty:
         raise ValueError(f"{path}: names no origin, which is never meant; write one name a line")
     return list(origins)

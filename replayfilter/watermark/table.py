@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from replayfilter.core.expiry import UNKNOWN
 from replayfilter.core.stages import Lows, Stages
 from replayfilter.core.watermark import NOWHERE, LowWatermark
-from replayfilter.watermark.api import NAMES, Reported, Reports, RosterChange, RosterChanged, StageLows
+from replayfilter.watermark.api import (
+    NAMES,
+    Laggards,
+    Reported,
+    Reports,
+    RosterChange,
+    RosterChanged,
+    StageLows,
+)
 from replayfilter.watermark.config import StageConfig
 
 BY_CONFIG, BY_REQUEST = "config", "request"  # who put an origin into the roster
@@ -31,7 +39,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What was last said of an input partition; ``session`` and ``sequence`` of who said it."""
+    """What was last said of an input partition; ``session`` and ``sequence`` of who said it.
+
+    ``laggards``: which origins hold ``low`` back, and ``since_us`` by origin when each was first said to be
+    where it is. Neither is stored: after a restart it comes with the next report.
+    """
 
     low: int | None
     oldest: int | None
@@ -39,6 +51,18 @@ class Partition:
     session: int
     sequence: int
     reported_us: int
+    laggards: Laggards | None = None
+    since_us: Mapping[str, int] = field(default_factory=dict)
+
+    def following(self, before: Partition | None) -> Partition:
+        """The same, knowing since when each laggard is where it is."""
+        if self.laggards is None:
+            return self
+        since = dict.fromkeys(self.laggards.slowest, self.reported_us)
+        if before is not None and before.laggards is not None:
+            still = before.laggards.slowest.items() & self.laggards.slowest.items()
+            since |= {name: before.since_us[name] for name, _ in still}
+        return replace(self, since_us=since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +209,7 @@ class StageRow:
         kept = partition if fresh else before
         assert kept is not None
         lows = [each.low for each in (before, partition) if each is not None and each.low is not None]
-        self.partitions[name] = replace(kept, low=max(lows, default=None))
+        self.partitions[name] = replace(kept.following(before), low=max(lows, default=None))
         self.roster.drained(self.place(name), kept.backlog == 0)
         self.changed_partitions.add(name)
         self.stale_view = True
@@ -206,8 +230,9 @@ class StageRow:
 
     def front(self) -> int:
         """The largest event time that the stage has seen itself."""
-        lows = (partition.low for partition in self.partitions.values() if partition.low is not None)
-        return max([int(self.roster.progress.max(initial=UNKNOWN)), *lows])
+        times = [partition.low for partition in self.partitions.values()]
+        times += [each.laggards.front for each in self.partitions.values() if each.laggards is not None]
+        return max([int(self.roster.progress.max(initial=UNKNOWN)), *(t for t in times if t is not None)])
 
     def stored(self, names: Iterable[str]) -> list[OriginRow]:
         """Origins as they are to be stored."""
@@ -265,8 +290,9 @@ class Table:
         for report in reports.reports:
             row = self.rows[report.stage]
             partition = Partition(
-                report.low, report.oldest, report.backlog, reports.session, reports.sequence, now_us
-            )
+                report.low, report.oldest, report.backlog, reports.session, reports.sequence, now_us,
+                report.laggards,
+            )  # fmt: skip
             fresh = row.said(report.partition, partition)
             stale += not fresh
             if report.origins:

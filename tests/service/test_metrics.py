@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from replayfilter.core.laggards import Laggards
 from replayfilter.service.lag import Lag
 from replayfilter.service.metrics import LABELS, METRICS, PREFIX, registry_of
 from replayfilter.service.status import BUCKETS, Phase, Status
@@ -33,8 +34,9 @@ def busy() -> Status:
     """A status in which every count is 7, every level too, after two batches."""
     status = Status("orders", 120.0, {}, 1000.0)
     status.enter(Phase.RUNNING, 1000.0)
+    held = Laggards(5_000_000, 7_500_000, 30, 29, 1, 4, 3, (("h-29", None), ("h-1", 5_000_000))).to_text()
     for number in range(2):
-        status.batch(batch(number, 1990.0, **dict.fromkeys(COUNTS, 7)))
+        status.batch(batch(number, 1990.0, **dict.fromkeys(COUNTS, 7), laggards=held))
     status.sign_of_life(2000.0)
     status.stored(Storage(140, 210))
     status.lag([Lag("orders", 0, 10, 40, 3.5), Lag("orders", 1, 5, 5, None)], 1995.0)
@@ -84,6 +86,10 @@ def test_values() -> None:
     assert found["replayfilter_phase", (("phase", "running"),)] == 1
     assert found["replayfilter_phase", (("phase", "failed"),)] == 0
     assert found["replayfilter_delay_seconds", (("record", "oldest"),)] == 0.007
+    assert found["replayfilter_watermark_behind_seconds", ()] == 2.5
+    assert found["replayfilter_watermark_origins", (("origins", "lagging"),)] == 4
+    assert found["replayfilter_watermark_origins", (("origins", "expected"),)] == 30
+    assert found["replayfilter_watermark_may_lag", ()] == 3
 
 
 def test_the_histogram_of_batch_seconds_adds_up() -> None:

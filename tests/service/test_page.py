@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from replayfilter.core.laggards import Laggards
 from replayfilter.service.http import StatusServer
 from replayfilter.service.lag import Lag
 from replayfilter.service.status import Phase, Status
@@ -37,10 +38,12 @@ def working() -> Status:
     now = time.time()
     status = Status("orders", 120.0, {"kafka": {"options": {"sasl.password": "***"}}}, now - 600)
     status.enter(Phase.RUNNING, now - 590)
+    held = Laggards(int((now - 60) * 1e6), int(now * 1e6), 30, 29, 0, 7, 3, (("<b>h-29", None), ("h-1", 5)))
     for number in range(100):
         at = now - 500 + number * 5
         counts = dict(unique=900, duplicate=70, expired=20, error=10, error_json=10, state_sources=3)
-        status.batch(batch(number, at, **counts, state_keys=900 * number, state_gaps=1))
+        more = {"state_keys": 900 * number, "watermark_us": held.low or 0}
+        status.batch(batch(number, at, **counts, **more, state_gaps=1, laggards=held.to_text()))
     status.sign_of_life(now)
     status.lag([Lag("orders", 0, 100, 1_334, 2.5), Lag("orders", 1, 7, 7, 0.0)], now)
     return status
@@ -64,6 +67,10 @@ def test_it_draws_what_the_status_says(tmp_path: Path) -> None:
     assert "orders-0" in text_of(dom, "lag")
     assert "1,234" in text_of(dom, "lag")
     assert "error: json" in text_of(dom, "delivery")
+    told = text_of(dom, "state")
+    assert "7 of 30 origins (3 may lag), for" in told
+    assert "&lt;b&gt;h-29 (not heard of), h-1 (" in told
+    assert "and 2 more" in told
     assert "***" in text_of(dom, "config")
     bars = re.findall(r'<rect[^>]*fill="var\(--(\w+)\)"', dom)
     assert {"unique", "duplicate", "expired", "error"} <= set(bars)

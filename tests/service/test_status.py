@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from replayfilter.core.laggards import Laggards
 from replayfilter.service.batch import Batch, read_batch
 from replayfilter.service.lag import Arrivals, Lag
 from replayfilter.service.status import LIVE_SECONDS, SLOT_SECONDS, SLOTS, Phase, Status
 
 
-def batch(number: int, at: float, **counts: int) -> Batch:
+def batch(number: int, at: float, **counts: int | str) -> Batch:
     facts: dict[str, Any] = {
         "batchId": number,
-        "numInputRows": sum(counts.values()),
+        "numInputRows": sum(count for count in counts.values() if isinstance(count, int)),
         "durationMs": {"triggerExecution": 2000, "addBatch": 1500, "walCommit": 100, "commitOffsets": 50},
         "sources": [{"endOffset": {"orders": {"0": 10, "1": 20}}}],
         "observedMetrics": {"counts": counts},
@@ -104,6 +105,21 @@ def test_levels_are_not_summed_up() -> None:
     assert snapshot["state"]["keys"] == 5
     assert snapshot["counts"]["state_gaps"] == 4
     assert "state_keys" not in snapshot["counts"]
+
+
+def test_who_holds_the_watermark_back_since_when_and_by_how_much() -> None:
+    status = running()
+    assert status.snapshot(1000.0)["laggards"] is None
+    lows = (5_000_000, 5_000_000, 8_000_000, 8_000_000)
+    for number, low in enumerate(lows):
+        found = Laggards(low, 9_500_000, 3, 2, 0, 2, 1, (("c", None), ("a", low)))
+        status.batch(batch(number, 1001.0 + number, unique=1, laggards=found.to_text()))
+    status.batch(batch(4, 1006.0))  # of markers alone
+    told = status.snapshot(1010.0)["laggards"]
+    assert told["origins"] == {"expected": 3, "heard": 2, "idle": 0, "lagging": 2}
+    assert (told["may_lag"], told["behind_seconds"], told["still_seconds"]) == (1, 1.5, 7.0)
+    assert told["slowest"] == [{"origin": "c", "progress": None}, {"origin": "a", "progress": 8.0}]
+    assert told["partitions"] == []
 
 
 def test_steps_of_a_batch_in_seconds() -> None:

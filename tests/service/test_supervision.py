@@ -28,7 +28,7 @@ from tests.service.test_status import batch
 class Scripted:
     """A query whose runs go as told: an error to fail with, a number of batches first, None for an end."""
 
-    outgrown = False
+    starts_anew = False
     heard = 0.0
 
     def __init__(self, status: Status, script: Sequence[tuple[int, Exception | None]]) -> None:
@@ -134,7 +134,7 @@ def test_what_cannot_pass_ends_it_at_once(signals: StopSignals, error: Exception
 def test_larger_records_start_the_query_anew_without_a_fault(signals: StopSignals) -> None:
     class Growing(Scripted):
         @property
-        def outgrown(self) -> bool:  # type: ignore[override]
+        def starts_anew(self) -> bool:  # type: ignore[override]
             return self.starts < 3
 
     status = Status("orders", 120.0, {}, time.time())

@@ -32,14 +32,14 @@ PER_SECOND = 100.0
 class Group:
     """The service's consumer group: how far each input partition has been delivered."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, name: str = NAME) -> None:
         # A read_committed reader would wait for the transactions that the killed service left open.
-        settings = {"bootstrap.servers": bootstrap, "group.id": NAME, "isolation.level": "read_uncommitted"}
-        self._consumer = Consumer(settings)
+        settings = {"bootstrap.servers": bootstrap, "group.id": name, "isolation.level": "read_uncommitted"}
+        self._consumer, self.name = Consumer(settings), name
 
     def offsets(self) -> list[int]:
         """The next offset of each input partition; 0 for none yet."""
-        asked = [TopicPartition(NAME, partition) for partition in range(PARTITIONS)]
+        asked = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
         return [max(0, at.offset) for at in self._consumer.committed(asked, timeout=30)]
 
     def close(self) -> None:
@@ -76,8 +76,8 @@ def phase(checkpoint: Checkpoint, group: Group) -> str:
     batch = checkpoint.started()
     if batch == checkpoint.committed():
         return "no batch in flight"
-    end = checkpoint.end_offsets(batch).get(NAME, {})
-    start = checkpoint.end_offsets(batch - 1).get(NAME, {}) if batch else {}
+    end = checkpoint.end_offsets(batch).get(group.name, {})
+    start = checkpoint.end_offsets(batch - 1).get(group.name, {}) if batch else {}
     work = [p for p in range(PARTITIONS) if end.get(str(p), 0) > start.get(str(p), 0)]
     delivered = [p for p in work if group.offsets()[p] >= end[str(p)]]
     if not delivered:

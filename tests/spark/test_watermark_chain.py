@@ -9,6 +9,7 @@ from replayfilter.core.expiry import Rules
 from replayfilter.core.routing import Route
 from replayfilter.core.tide import WATERMARK_HEADER, TideRules
 from replayfilter.formats import KeySpec
+from replayfilter.service.batch import read_batch
 from replayfilter.spark.identity import output_pid
 from tests.spark.pipelines import Pipeline, record
 
@@ -57,6 +58,12 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
     ].headers
     after = [(micros // 1_000 - START_MS) // HOUR_MS for micros in first.counts("watermark_us")]
     assert after == [3, 10, 20]
+    told = [read_batch(progress, 0.0) for progress in first.progress]
+    held = [batch.laggards for batch in told if batch.laggards is not None]
+    assert [(each.heard, each.lagging, each.may_lag) for each in held] == [(2, 2, 1), (3, 2, 1), (3, 2, 1)]
+    assert [[name for name, _ in each.slowest] for each in held] == [["c", "b"], ["c", "b"], ["c", "b"]]
+    assert [(each.low or 0) // 1_000 for each in held] == [START_MS + hours * HOUR_MS for hours in after]
+    assert [sum(batch.backlog[first.name].values()) for batch in told] == [0, 0, 0]
 
     topic = first.topic_of(Route.UNIQUE)
     chained = Pipeline(
@@ -64,6 +71,10 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
         rules=Rules(period=100 * HOUR_MS, span=HOUR_MS, tide=TideRules(None, partitions={topic: 2})),
     )  # fmt: skip
     chained.run_once()
+    (brought,) = (read_batch(progress, 0.0).laggards for progress in chained.progress)
+    assert brought is not None
+    hours = {part: (time // 1_000 - START_MS) // HOUR_MS for _, part, time in brought.lows}
+    assert hours == {0: 10, 1: 10}
     low = (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS
     assert low == 10, "the first one's, as the last record of each partition carries it"
     first.publish([record(event(8, "b", 30)), record(event(9, "c", 25), partition=1)])

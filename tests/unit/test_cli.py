@@ -175,7 +175,7 @@ from replayfilter.service.status import Status
 from replayfilter.service.supervision import StopSignals, Supervisor
 
 class Query:
-    outgrown = False
+    starts_anew = False
     heard = time.time()
     def __init__(self):
         self.asked = threading.Event()

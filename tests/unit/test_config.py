@@ -169,6 +169,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "output.key": "preserve", "avro.encoding": "plain", "avro.registry": "https://registry:8081",
         "avro.options": '{"timeout": "3"}', "watermark.enabled": "true", "watermark.unit": "s",
         "watermark.completeness": "0.999", "watermark.roster": str(tmp_path / "hosts"),
+        "watermark.idle": str(tmp_path / "hosts"),
     }  # fmt: skip
     (tmp_path / "hosts").write_text("a\nb\n")
     for section, keys in keys_by_section().items():
@@ -267,6 +268,11 @@ def test_clocks_without_time_count_in_the_keys_own_units() -> None:
          "can't be used here"),
         ({"watermark": {"enabled": True, "origin": "h", "time": "ts", "roster": "no-such-file"}},
          "watermark.roster", "can't be read"),
+        ({"watermark": {"enabled": True, "origin": "h", "time": "ts", "roster": ["a", "b\n"]}},
+         "watermark.roster", "no origin's name"),
+        ({"watermark": {"enabled": True, "origin": "h", "time": "ts", "roster": ["a"], "idle": "no-file"}},
+         "watermark.idle", "can't be read"),
+        ({"watermark": {"enabled": True, "idle": ["a"]}}, "watermark.idle", "set watermark.roster"),
         ({"watermark": {"completeness": "99.9"}}, "watermark.completeness", "not a share"),
         ({"watermark": {"enabled": True, "token": "${NO_SUCH_VARIABLE}"}}, "watermark.token", "no variable"),
         ({"dedup": {"clock": "ordered", "period": "5m"}}, "dedup.period", "plain"),

@@ -136,3 +136,39 @@ def test_without_a_watermark_state_and_frames_are_as_before() -> None:
     )  # fmt: skip
     assert b"news" not in cut.frames[0].to_bytes()
     assert decide(cut.frames, rules, ShardState.empty()).state.tide is None
+
+
+def test_an_idle_origin_counts_out_until_it_goes_ahead() -> None:
+    both, none = TideRules(("a", "b", "c")), TideRules(("a", "b", "c"), idle=("c", "b"))
+    tide = Tide().after([(("t", 0), news(a=50, b=20))], both)
+    assert tide.low == UNKNOWN, "c was never heard of"
+    tide = tide.after([(("t", 0), news(a=60))], none)
+    assert (tide.low, tide.is_idle("b"), tide.is_idle("c")) == (60, True, True)
+    tide = Tide.restore(tide.columns(), tide.meta())
+    tide = tide.after([(("t", 0), news(a=70, b=20))], none)
+    assert (tide.low, tide.is_idle("b")) == (70, True), "what it had said before is nothing new"
+    tide = tide.after([(("t", 0), news(a=90, b=30))], none)
+    assert (tide.low, tide.is_idle("b")) == (70, False), "it has returned, and never does it go back"
+    tide = tide.after([(("t", 0), news(a=95, b=80))], none)
+    assert (tide.low, tide.is_idle("b"), tide.is_idle("c")) == (80, False, True)
+    tide = tide.after([(("t", 0), news())], both).after([(("t", 0), news(a=99))], none)
+    assert (tide.low, tide.is_idle("b")) == (99, True), "declared anew, it counts out again"
+
+
+def test_silence_makes_none_idle() -> None:
+    tide = Tide().after([(("t", 0), news(a=1, b=1))], TideRules(("a", "b")))
+    for time in range(2, 50):
+        tide = tide.after([(("t", 0), news(a=time))], TideRules(("a", "b")))
+    assert tide.low == 1
+
+
+def test_when_all_are_idle_it_stays() -> None:
+    tide = Tide().after([(("t", 0), news(a=1))], TideRules(("a",)))
+    assert tide.after([(("t", 0), news(stranger=9))], TideRules(("a",), idle=("a", "nobody"))).low == 1
+
+
+def test_a_state_of_before_there_were_idle_ones_can_be_read() -> None:
+    tide = Tide(3, {"a": 3})
+    meta = tide.meta()
+    del meta["idle"]
+    assert Tide.restore(tide.columns(), meta) == tide

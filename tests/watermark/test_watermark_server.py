@@ -31,6 +31,8 @@ upstream = ["web"]
 
 [stages.chained]
 partitions = 2
+
+[stages.bare]
 """
 HOUR = 3600 * 10**6
 
@@ -127,6 +129,38 @@ def test_health_says_who_holds_it_back_since_when_and_by_how_much(server: Server
     assert before <= first["since_us"] <= time.time_ns() // 1000
 
 
+def test_a_stage_without_a_roster_names_the_laggards_that_its_client_tells(server: ServerProcess) -> None:
+    waits = {"lagging": 30, "may_lag": 10, "slowest": {"x": None}}
+    server.report("bare", partition="", laggards=waits)
+    held = server.get("/v1/stages/bare")["held"]
+    assert (held["by"], held["names"], held["count"]) == ("origins", ["x"], 30), "no low is known yet"
+    before = time.time_ns() // 1000
+    waits = {"lagging": 12, "may_lag": 10, "slowest": {"x": 10, "y": 15, "z": 20}, "front": 90}
+    server.report("bare", partition="", low=20, laggards=waits, sequence=2)
+    server.report("bare", partition="p", backlog=7, sequence=3)
+    first = server.get("/v1/health")
+    server.report("bare", partition="", low=20, laggards=waits | {"slowest": {"x": 10, "y": 16}}, sequence=4)
+    stages = [
+        {each["stage"]: each for each in at["stages"]}["bare"] for at in (first, server.get("/v1/health"))
+    ]
+    held = stages[1]["held"]
+    assert (held["by"], held["names"], held["count"], held["behind_us"]) == ("origins", ["x", "y"], 12, 70)
+    found = [{each["origin"]: each for each in stage["slowest"]} for stage in stages]
+    assert found[1]["x"]["since_us"] == found[0]["x"]["since_us"] >= before
+    assert found[1]["y"]["since_us"] > found[0]["y"]["since_us"], "it went ahead meanwhile"
+    assert (found[1]["x"]["progress"], found[1]["x"]["behind_us"]) == (10, 80)
+    window = server.get("/v1/stages/bare/window", end=16)
+    assert (window["closed"], window["missing"]) == (True, 0)
+    window = server.get("/v1/stages/bare/window", end=21)
+    assert (window["closed"], window["missing"], window["behind"]) == (False, 2, 12)
+    assert window["names"] == ["x", "y"]
+    names = [each["partition"] for each in server.get("/v1/stages/bare")["partitions"]]
+    assert names == ["", "p"]
+    server.report("bare", partition="p", low=19, sequence=5)
+    assert server.low("bare") == 20
+    assert server.get("/v1/stages/bare")["held"]["names"] == ["p"], "the whole is further than it by now"
+
+
 def test_the_roster_changes_by_request_but_not_against_the_config(server: ServerProcess) -> None:
     server.report("web", {"a": 10, "b": 20, "c": 30})
     change = {"add": ["d", "e", "a"], "idle": ["a", "nobody"]}
@@ -162,7 +196,7 @@ REFUSED: list[tuple[str, str, Any, int, dict[str, str]]] = [
     ("POST", "/v1/report", reports_of({"stage": "wep"}), 404,
      {"error": "no such stage", "where": "$.reports[0].stage", "value": "wep"}),
     ("GET", "/v1/stages/wep", None, 404,
-     {"value": "wep", "remedy": "the config declares chained, join, web"}),
+     {"value": "wep", "remedy": "the config declares bare, chained, join, web"}),
     ("GET", "/v1/stages/web/window", None, 400, {"error": "a parameter is missing", "value": "end"}),
     ("GET", "/v1/stages/web/window?end=noon", None, 400, {"where": "query end", "value": "noon"}),
     ("GET", "/v1/stages/web/wait?end=1&seconds=99", None, 400,

@@ -1,0 +1,100 @@
+"""Whom the watermark waits for: the roster and the idle ones, from the config or from files that may change.
+
+Workers on several machines must all go by the same roster, from one batch on. So only the driver looks at the
+files, and a change ends the query after the batch in hand and starts it again with the new one. A batch that
+is tried again then still decides the same, since it goes by the watermark before it (core/tide.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from replayfilter.core.tide import TideRules
+from replayfilter.service.sections import Watermark
+from replayfilter.watermark.roster import read_roster
+
+LOOK_SECONDS = 1.0  # a file is taken up once it has stayed the same for so long: nobody is writing it
+
+_Mark = tuple[tuple[int, int, int, int] | None, ...]
+
+
+def tide_rules(mark: Watermark, partitions: Mapping[str, int]) -> TideRules:
+    """The rules by the config, and its files as they are now; ``partitions``: how many each input topic has.
+
+    ValueError, with a sentence, if a file can't be used.
+    """
+    roster, idle = mark.roster, mark.idle
+    if isinstance(roster, str):
+        roster = read_roster(Path(roster)) if roster else []
+    if isinstance(idle, str):
+        idle = read_roster(Path(idle), may_be_empty=True) if idle else []
+    return TideRules(tuple(roster) or None, mark.completeness, partitions, tuple(idle))
+
+
+class RosterWatch(threading.Thread):
+    """Looks at the files every second and gives the rules to ``renew`` when they have become other ones.
+
+    ``rules``: those in force. ``say`` takes a sentence for each change, ``warn`` for each file that can't be
+    used; then the rules stay as they were.
+    """
+
+    def __init__(
+        self,
+        mark: Watermark,
+        rules: TideRules,
+        renew: Callable[[TideRules], None],
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="roster-watch", daemon=True)
+        self._mark, self._rules, self._renew, self._say, self._warn = mark, rules, renew, say, warn
+        self._paths = [path for path in (mark.roster, mark.idle) if isinstance(path, str) and path]
+        self._seen: _Mark | None = None
+        self._taken: _Mark | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until told to stop; not at all if the config names no file."""
+        while self._paths and not self._ended.wait(LOOK_SECONDS):
+            self.look()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._ended.set()
+
+    def look(self) -> None:
+        """Take up what has changed, if it has stayed the same since the last look."""
+        before, self._seen = self._seen, tuple(map(_mark_of, self._paths))
+        if self._seen != before or self._seen == self._taken:
+            return
+        self._taken = self._seen
+        try:
+            rules = tide_rules(self._mark, self._rules.partitions)
+        except ValueError as error:
+            self._warn(f"{error}; the roster stays as it was")
+            return
+        if rules == self._rules:
+            return
+        self._say(_change(self._rules, rules))
+        self._rules = rules
+        self._renew(rules)
+
+
+def _change(before: TideRules, after: TideRules) -> str:
+    old, new = set(before.roster or ()), set(after.roster or ())
+    return (
+        f"the roster changed: {len(new):,} origins, {len(new - old):,} added, {len(old - new):,} removed, "
+        f"{len(new & set(after.idle)):,} idle; from the next batch on it counts"
+    )
+
+
+def _mark_of(path: str) -> tuple[int, int, int, int] | None:
+    """What changes when a file does; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
