@@ -108,8 +108,7 @@ class LagWatch(threading.Thread):
         self._finished = dict(finished)
         self._settings, self._cluster = settings, self._connect(settings)
         # "waiting" readers: nothing is committed with it, so the group's own offsets stay what they are
-        # uncommitted: else the group's offsets are not told while a delivery is under way
-        reading = {"group.id": settings.service, "isolation.level": "read_uncommitted", "log_level": 0}
+        reading = {"group.id": settings.service, "isolation.level": "read_committed", "log_level": 0}
         never = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
         self._consumer = Consumer(client_settings(settings.bootstrap, settings.options) | reading | never)
         self._arrivals = {source: Arrivals() for source in self._sources}
@@ -154,12 +153,8 @@ class LagWatch(threading.Thread):
 
     def look(self) -> list[Lag]:
         """The lag of each input partition. Raises BrokerError or KafkaException if Kafka does not answer."""
-        asked = [TopicPartition(*source) for source in self._sources]
-        committed = {
-            (at.topic, at.partition): at.offset
-            for at in self._consumer.committed(asked, timeout=ANSWER_SECONDS)
-            if at.error is None
-        }
+        # Not settled: else they are not told while a delivery is under way.
+        committed = self._cluster.committed(self._settings.service, self._sources, settled=False)
         ends, begins = self._cluster.ends(self._sources), self._cluster.begins(self._sources)
         if (last := self._status.last) is not None:
             for topic, partitions in last.ends.items():

@@ -84,7 +84,10 @@ def start_session(settings: PlanSettings, shared: Sequence[int] = ()) -> SparkSe
     conf.set("spark.jars", ",".join(str(jar) for jar in spark_jars()))
     if SparkContext._gateway is None:
         _launch_jvm(conf, settings.log_level == "off", shared)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    # When the JVM is killed, PySpark's own server of accumulators prints a traceback; we say it in words.
+    session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+    return session
 
 
 def _launch_jvm(conf: SparkConf, quiet: bool, shared: Sequence[int]) -> None:
