@@ -20,14 +20,12 @@ from replayfilter.service.preflight import Findings
 from replayfilter.service.progress import Reporter
 from replayfilter.service.rosters import RosterWatch
 from replayfilter.service.status import Status
-from replayfilter.service.storage import measure
+from replayfilter.service.storage import StorageWatch
 from replayfilter.service.supervision import StopSignals, Supervisor
 from replayfilter.spark.query import Progress, Service
 from replayfilter.spark.settings import PlanSettings
 from replayfilter.watermark.api import Laggards as Told
 from replayfilter.watermark.client import WatermarkClient
-
-STORAGE_SECONDS = 30.0  # between looks at the state's files, which are some hundreds: milliseconds
 
 
 def serve(
@@ -46,14 +44,8 @@ def serve(
     """
     stale_after = config.http.stale_after / 1e6
     status = Status(config.service.name, stale_after, shown_config(config), time.time())
-    spark = local_folder(config.service.checkpoint)
-    measured = -STORAGE_SECONDS
 
     def on_batch(progress: Progress) -> None:
-        nonlocal measured
-        if spark is not None and time.monotonic() - measured >= STORAGE_SECONDS:
-            status.stored(measure(spark / SPARK))
-            measured = time.monotonic()
         batch = read_batch(progress, time.time())
         status.batch(batch)
         reporter.batch(batch)
@@ -73,6 +65,10 @@ def serve(
             watch = LagWatch(plan, findings.partitions, status, _finished(files), reporter.warn)
             watch.start()
             held.callback(watch.stop)
+            if (folder := local_folder(config.service.checkpoint)) is not None:
+                storage = StorageWatch(folder / SPARK, status.stored)
+                storage.start()
+                held.callback(storage.stop)
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
         service = Service(plan, [on_batch], [lock])

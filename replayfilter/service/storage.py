@@ -6,14 +6,18 @@ it. Spark deletes files while they are looked at: one that has gone counts nothi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import threading
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 PLACES = {"memory": "in memory", "disk": "on disk", "disk_all": "on disk, with old versions"}
+EVERY_SECONDS = 15.0  # the usual time between two scrapes; a look at some hundred files takes milliseconds
 _NAMED = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog)")
 
 
@@ -36,6 +40,27 @@ def measure(spark: Path) -> Storage:
     latest = sum(map(_latest, state.glob("[0-9]*/[0-9]*")))
     files = (Path(folder, name) for folder, _, names in os.walk(state) for name in names)
     return Storage(latest, sum(map(_size, files)))
+
+
+class StorageWatch(threading.Thread):
+    """Measures Spark's folder ``spark`` again and again, and tells ``told``: also while nothing comes in."""
+
+    def __init__(self, spark: Path, told: Callable[[Storage], None], every: float = EVERY_SECONDS) -> None:
+        super().__init__(name="storage-watch", daemon=True)
+        self._spark, self._told, self._every = spark, told, every
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until ``stop``; what can't be looked at now is looked at the next time."""
+        while True:
+            with contextlib.suppress(OSError):
+                self._told(measure(self._spark))
+            if self._ended.wait(self._every):
+                return
+
+    def stop(self) -> None:
+        """End it soon."""
+        self._ended.set()
 
 
 def _latest(shard: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from replayfilter.core.marks import Marks
 from replayfilter.core.routing import ShardState
 from replayfilter.core.runs import Run, prepare, prepared_size
 from replayfilter.service.state import show_sizes
-from replayfilter.service.storage import Storage, measure
+from replayfilter.service.storage import Storage, StorageWatch, measure
 
 ONE, TWO = "4a476c46-fd5b-468e-9327-28e8b8bd2bd2", "a401444b-0f42-47bc-94f0-e1746d90dd02"
 
@@ -84,3 +85,19 @@ def test_what_state_prints() -> None:
     assert rows[-1][-2:] == ["50,000", "50.0"]
     show_sizes(Console(file=out, width=100), [], Storage(0, 0))
     assert out.getvalue().splitlines()[-1].split()[-2:] == ["0", "-"]
+
+
+def test_the_disk_is_looked_at_again_while_nothing_comes_in(tmp_path: Path) -> None:
+    found: list[Storage] = []
+    shard = tmp_path / "state" / "0" / "0"
+    watch = StorageWatch(tmp_path, found.append, every=0.01)
+    watch.start()
+    shard.mkdir(parents=True)
+    (shard / f"1_{ONE}.changelog").write_bytes(b"x" * 10)
+    deadline = time.monotonic() + 10
+    while Storage(10, 10) not in found and time.monotonic() < deadline:
+        time.sleep(0.01)
+    watch.stop()
+    watch.join(10)
+    assert found[-1] == Storage(10, 10)
+    assert not watch.is_alive()
