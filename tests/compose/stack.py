@@ -125,7 +125,7 @@ class Stack:
 
     def seconds_to_first_batch(self, service: str, seconds: float = 120) -> float:
         """From the container's start (the second it fell in) to the line that tells of its first batch."""
-        started = datetime.fromisoformat(self.state(service)["StartedAt"][:19] + "+00:00")
+        started = datetime.fromisoformat(self.state(service)["StartedAt"][:26] + "+00:00")
 
         def batches() -> list[str]:
             lines = self.log(service, "--timestamps", "--since", started.isoformat()).splitlines()
