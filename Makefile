@@ -39,9 +39,9 @@ test: lint types jars
 test-library:
 	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
 	$(BIN)/python -m pytest tests/kafka
+	$(BIN)/python -m pytest tests/service
 
 test-pipeline:
-	$(BIN)/python -m pytest tests/service
 	$(BIN)/python -m pytest tests/spark
 
 ENGINE_FOLDER := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/replayfilter/engine
