@@ -7,7 +7,8 @@ Rules:
   that a bucket has few and each key is rewritten a logarithmic number of times.
   With clock ``categorical`` a bucket is a category.
 - A bucket goes as a whole when all of it has expired.
-- Runs are named by their content: what a cache holds under a name is always right.
+- Runs are named by their content: what a cache holds under a name is always right. The bucket stands before
+  it, so that a store sorted by name has those that change beside each other and need not move the others.
 - ``match = "window"`` keeps each key's age in its bucket, so that "within the period" is exact to the
   unit; ``bucket`` and clock ``none`` need none. A key takes 16 bytes and 4 for the age (8 if the span
   is above 2**32 units).
@@ -30,6 +31,7 @@ from replayfilter.core.runs import Run, bloom_masks
 
 MERGE_RATIO = 3  # an older run this many times the newer ones' size or less is merged with them
 MAX_RUN_KEYS = 1 << 20  # keys; a run is one value of the state: 20 MB at 20 bytes a key
+NAME_BYTES = 24  # of a run's name: 8 for the bucket, 16 of its content's hash
 HASH_BUCKETS_BITS = 4  # clock none: 16 buckets, so that a lookup touches a sixteenth of all runs
 
 
@@ -166,7 +168,7 @@ class Buckets:
 
     def _keep(self, bucket: int, run: Run) -> Entry:
         data = run.to_bytes()
-        name = xxhash.xxh3_128_hexdigest(data + bucket.to_bytes(9, "big", signed=True))
+        name = (bucket + 2**63).to_bytes(8, "big").hex() + xxhash.xxh3_128_hexdigest(data)
         self.store.write(name, data)
         return Entry(bucket, name, len(run.hi), len(data))
 
@@ -208,8 +210,9 @@ def directory_columns(buckets: Iterable[list[Entry]]) -> Columns:
 def directory_entries(columns: Columns) -> dict[int, list[Entry]]:
     """What :func:`directory_columns` wrote."""
     names = columns["run_name"].tobytes().hex()
+    width = 2 * NAME_BYTES
     directory: dict[int, list[Entry]] = {}
     numbers = zip(*(columns[name].tolist() for name in ("run_bucket", "run_keys", "run_size")), strict=True)
     for i, (bucket, keys, size) in enumerate(numbers):
-        directory.setdefault(bucket, []).append(Entry(bucket, names[32 * i : 32 * i + 32], keys, size))
+        directory.setdefault(bucket, []).append(Entry(bucket, names[width * i : width * (i + 1)], keys, size))
     return directory
