@@ -31,7 +31,7 @@ from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.stock import cpu_seconds
+from benchmarks.stock import Batches, rows_of
 from replayfilter.devbroker import DevBroker
 from replayfilter.service.config import Config
 from replayfilter.service.demo_stream import OUTPUTS
@@ -63,7 +63,7 @@ class Bench:
             replay={"enabled": False},
             dedup={"key": ["id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms", "cache": "8GB"},
             output={route: f"state.{route}" for route in OUTPUTS},
-        )  # type: ignore[arg-type]
+        )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
         findings = inspect(config, False)
         assert not findings.faults, findings.faults
         self.settings = plan_of(config, findings)
@@ -98,18 +98,11 @@ class Bench:
 
         The first one has loaded the state, so it is left out wherever batches are measured.
         """
-        batches: list[dict[str, Any]] = []
-        cpu: list[float] = []
-
-        def on_batch(progress: Any) -> None:
-            if progress["numInputRows"]:
-                batches.append(dict(progress))
-                cpu.append(cpu_seconds(os.getpid()))
-
-        service = Service(replace(self.settings, batch_records=batch_records), [on_batch])
+        batches = Batches()
+        service = Service(replace(self.settings, batch_records=batch_records), [batches.add])
         service.start(once=True)
         service.await_end()
-        return batches, cpu
+        return batches.found, batches.cpu
 
     def idle_along(self) -> None:
         """A quiet service for as long as Spark needs to put the old versions of its state away, twice."""
@@ -171,7 +164,7 @@ def measure(bench: Bench, keys: int) -> dict[str, float]:
         bench.publish(known_keys(bench, BIG - NEW))
         bench.publish_new(NEW)
     big, cpu = bench.run(BIG)
-    rows = sum(map(_rows, big[1:]))
+    rows = sum(map(rows_of, big[1:]))
     seconds = sum(batch["durationMs"]["triggerExecution"] for batch in big[1:]) / 1000
     bench.publish_new(SMALL * SMALL_BATCHES)
     small, _ = bench.run(SMALL)
@@ -186,11 +179,6 @@ def measure(bench: Bench, keys: int) -> dict[str, float]:
         "on disk": disk,
         "restart s": bench.restart(),
     }
-
-
-def _rows(batch: dict[str, Any]) -> int:
-    counts = batch["observedMetrics"]["counts"]
-    return int(sum(counts[name] for name in ("unique", "duplicate", "expired", "error", "replay")))
 
 
 def _state_folder(settings: PlanSettings) -> Path:

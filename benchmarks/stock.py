@@ -92,28 +92,22 @@ class Task:
 
 def run_side(task: Task) -> None:
     """Run one side and write what its batches took, after a third of them to warm up, to the result file."""
-    batches: list[Any] = []
-    cpu: list[float] = []  # when each batch had ended
-
-    def on_batch(progress: Any) -> None:
-        if _rows(progress):
-            batches.append(progress)
-            cpu.append(cpu_seconds(os.getpid()))
-
+    batches = Batches()
     with tempfile.TemporaryDirectory(prefix="replayfilter-bench-") as folder:
         run = (_ours if task.side == "ours" else _stock)(task, Path(folder))
-        running = threading.Thread(target=run, args=(on_batch,), daemon=True)
+        running = threading.Thread(target=run, args=(batches.add,), daemon=True)
         running.start()
         ends: float | None = None
         while running.is_alive() and not (ends and time.monotonic() > ends):
             time.sleep(0.05)
-            if task.seconds and batches and ends is None:
+            if task.seconds and batches.found and ends is None:
                 ends = time.monotonic() + task.seconds
-        assert len(batches) > 2, f"{task.side} read {len(batches)} batches: nothing is left after the warm-up"
-        warm = len(batches) // 3
-        counted = batches[warm : len(cpu)]
+        found, cpu = batches.found, batches.cpu
+        assert len(cpu) > 2, f"{task.side} read {len(cpu)} batches: nothing is left after the warm-up"
+        warm = len(cpu) // 3
+        counted = found[warm : len(cpu)]
         took = {
-            "rows": sum(map(_rows, counted)),
+            "rows": sum(map(rows_of, counted)),
             "times_ms": [progress["durationMs"]["triggerExecution"] for progress in counted],
             "cpu_s": cpu[-1] - cpu[warm - 1],
         }
@@ -121,7 +115,20 @@ def run_side(task: Task) -> None:
         SparkSession.active().stop()
 
 
-def _rows(progress: Any) -> int:
+class Batches:
+    """The progress of each batch with records, and this process tree's CPU seconds when it had ended."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.cpu: list[float] = []
+
+    def add(self, progress: Any) -> None:
+        if rows_of(progress):
+            self.found.append(dict(progress))
+            self.cpu.append(cpu_seconds(os.getpid()))
+
+
+def rows_of(progress: Any) -> int:
     """Input records of a batch, by its offsets (a plan that reads its source twice counts double)."""
     rows = 0
     for source in progress["sources"]:
@@ -151,7 +158,7 @@ def _ours(task: Task, folder: Path) -> Run:
         input={"topics": [INPUT]},
         dedup={"key": ["event_id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms"},
         output={route: f"{task.output}.{route}" for route in OUTPUTS},
-    )  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
     settings = plan_of(config, inspect(config, False))
 
     def run(on_batch: Callable[[Any], None]) -> None:

@@ -15,13 +15,11 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from replayfilter.service.config import sections
-from replayfilter.service.durations import parse_bytes, parse_duration
+from replayfilter.service.durations import bytes_text, duration_text, parse_bytes, parse_duration
 
 PAGE = Path(__file__).with_name("configuration.md")
 MADE = re.compile(r"(<!-- keys of (\w+), made by remake\.py -->\n).*?(<!-- end of keys -->\n)", re.DOTALL)
 HEAD = "| key | type | meaning | unit, values | default | example |\n|---|---|---|---|---|---|\n"
-TIMES = {"d": 86_400 * 10**6, "h": 3_600 * 10**6, "m": 60 * 10**6, "s": 10**6, "ms": 10**3, "us": 1}
-SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1}
 TYPES = {str: "text", int: "integer", bool: "boolean", list: "list", dict: "table"}
 
 
@@ -78,10 +76,10 @@ def parses(field: FieldInfo, parser: Any) -> bool:
 
 def written(value: Any, field: FieldInfo | None = None) -> str:
     """A value as TOML has it; times and sizes with the largest unit that needs no fraction."""
-    if field is not None and value and (parses(field, parse_duration) or parses(field, parse_bytes)):
-        units = TIMES if parses(field, parse_duration) else SIZES
-        unit, size = next((unit, size) for unit, size in units.items() if value % size == 0)
-        return f'"{value // size}{unit}"'
+    if field is not None and value and parses(field, parse_duration):
+        return f'"{duration_text(value)}"'
+    if field is not None and value and parses(field, parse_bytes):
+        return f'"{bytes_text(value)}"'
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(n)} = {written(v)}" for n, v in value.items()) + " }"
     if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000:

@@ -17,21 +17,13 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from replayfilter.core.stamp import STAMP_BYTES
 from replayfilter.service import config, kinds
-from replayfilter.service.durations import parse_bytes, parse_count, parse_duration
+from replayfilter.service.durations import duration_text, parse_bytes, parse_count, parse_duration
 from replayfilter.spark.counts import REASONS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DURATION = "^[0-9]{1,30} ?(d|h|m|s|ms|us)$"
 SIZE = "^[0-9]{1,30} ?(B|kB|MB|GB|KiB|MiB|GiB)?$"
 COUNT = "^[0-9]{1,30}$"
-LENGTHS = (
-    ("d", 86_400 * 10**6),
-    ("h", 3_600 * 10**6),
-    ("m", 60 * 10**6),
-    ("s", 10**6),
-    ("ms", 10**3),
-    ("us", 1),
-)
 INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 
 
@@ -69,13 +61,8 @@ def config_schema() -> dict[str, Any]:
             key.pop("ge", None)  # of the number that a text becomes
             key.pop("gt", None)
             if key.get("pattern") == DURATION and isinstance(key.get("default"), int):
-                key["default"] = _duration(key["default"])
+                key["default"] = duration_text(key["default"])
     return {"$schema": DIALECT, **made, "title": "replayfilter's configuration"}
-
-
-def _duration(us: int) -> str:
-    unit, length = next((unit, length) for unit, length in LENGTHS if us % length == 0)
-    return f"{us // length}{unit}"
 
 
 def event_schemas() -> dict[str, Any]:

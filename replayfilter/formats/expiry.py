@@ -51,6 +51,7 @@ def read_expiry(column: Sequence[object], name: str, unit: str, faults: Faults) 
     if kinds == {Instant} and unit in UNIT_NS:
         nanos = UNIT_NS[unit]
         try:
+            # mypy does not see that all of them are Instants, as the set of kinds says
             return np.array([value // nanos for value in column], dtype=np.int64)  # type: ignore[operator]
         except OverflowError:
             pass

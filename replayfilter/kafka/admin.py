@@ -22,6 +22,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
+
+# the stubs leave out some of these names
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
@@ -186,11 +188,11 @@ class Cluster:
 
     def begins(self, sources: Iterable[Source]) -> dict[Source, int]:
         """The first offset that each input partition still holds."""
-        return self._offsets(sources, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return self._offsets(sources, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # not in its stubs
 
     def ends(self, sources: Iterable[Source]) -> dict[Source, int]:
         """The offset after the last record that a read_committed reader can see now."""
-        return self._offsets(sources, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return self._offsets(sources, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # not in its stubs
 
     def _offsets(self, sources: Iterable[Source], spec: OffsetSpec) -> dict[Source, int]:
         asked = {TopicPartition(topic, number): spec for topic, number in sources}

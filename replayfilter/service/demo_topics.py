@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.errors import BrokerError
 from replayfilter.service.demo_check import Found

@@ -40,6 +40,26 @@ def parse_bytes(text: object) -> int:
     return _bounded(int(match[1]) * _SIZES[match[2]])
 
 
+def duration_text(us: int) -> str:
+    """Microseconds as they are written in a config, with the largest unit that needs no fraction.
+
+    >>> duration_text(172_800_000_000)
+    '2d'
+    """
+    return next(f"{us // size}{unit}" for unit, size in reversed(_TIMES_US.items()) if us % size == 0)
+
+
+def bytes_text(size: int) -> str:
+    """Bytes as they are written in a config, with the largest decimal unit that needs no fraction.
+
+    >>> bytes_text(256_000_000)
+    '256MB'
+    """
+    return next(
+        f"{size // _SIZES[unit]}{unit}" for unit in ("GB", "MB", "kB", "B") if size % _SIZES[unit] == 0
+    )
+
+
 def parse_count(value: object) -> int:
     """A plain whole number, as TOML's integer or as text from the environment; ValueError if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):

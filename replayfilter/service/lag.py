@@ -135,9 +135,7 @@ class LagWatch(threading.Thread):
             fault = str(error)
             self._cluster = self._connect(self._settings)  # the old one would go on with the old epochs
         except KafkaException as error:
-            fault = (
-                f"no answer from Kafka about the group's offsets: {error.args[0].str()}; is the broker up?"
-            )
+            fault = f"the first waiting records can't be read: {error.args[0].str()}; is the broker up?"
         else:
             self._status.lag(lags, self._clock())
             return None

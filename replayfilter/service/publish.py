@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import xxhash
 from rich.console import Console
@@ -141,8 +141,8 @@ class Publisher:
         return producer_id("file", *identity, self._job)
 
     def _publish(self, file: LineFile, pid: int, follow: bool) -> None:
-        stamp = "header" if self._stamp == "header" else "key"
-        producer = StampingProducer(self._settings, self._topic, pid, stamp=stamp)  # type: ignore[arg-type]
+        stamp: Literal["key", "header"] = "header" if self._stamp == "header" else "key"
+        producer = StampingProducer(self._settings, self._topic, pid, stamp=stamp)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         terminal = self._console.is_terminal
         with producer, Progress(*columns, console=self._console, transient=True, disable=not terminal) as bar:

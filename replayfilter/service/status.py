@@ -76,9 +76,7 @@ class Status:
         self.retries = 0  # of the query
         self.batches = 0
         self.last: Batch | None = None
-        self.laggards: Laggards | None = (
-            None  # where a watermark is kept: as the last batch with records left it
-        )
+        self.laggards: Laggards | None = None  # as the last batch with records left them
         self.low_since: float | None = None  # when the watermark last moved
         self.totals: Counter[str] = Counter()
         self.durations = {step: Durations() for step in STEPS}

@@ -82,7 +82,7 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself gave before
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

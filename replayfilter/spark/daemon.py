@@ -39,7 +39,7 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()
-    pyspark.daemon.manager()  # type: ignore[no-untyped-call]
+    pyspark.daemon.manager()  # type: ignore[no-untyped-call]  # PySpark has no types for it
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ source has ``includeHeaders``. Only Kafka's offsets are used, so they work after
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -113,7 +113,7 @@ def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MA
     passed = frames.groupBy("source").transformWithStateInPandas(
         _Marks(mark_ttl_hours * 3_600_000_000), _PASSED, outputMode="append", timeMode="None"
     )
-    return passed.repartition("topic", "partition").mapInArrow(_unframe, schema)  # type: ignore[arg-type]
+    return passed.repartition("topic", "partition").mapInArrow(_unframe, schema)
 
 
 def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -150,7 +150,7 @@ def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         )
 
 
-def _unframe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _unframe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The records of each input partition in its order, which grouping by source has lost."""
     frames: dict[tuple[str, int], list[pa.RecordBatch]] = {}
     for batch in batches:
