@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
+from weakref import ref
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -111,7 +112,8 @@ class FilteringConsumer:
         self._ttl = mark_ttl_hours
         self._limit = metadata_limit
         self._store = store
-        self._before_revoke: Callable[[], None] = self.commit
+        self._before_revoke: Callable[[], None] | None = None
+        self._fault: BaseException | None = None  # of a callback: see _callback
         self._partitions: dict[Place, _Partition] = {}
         self._held: list[Message] = []
         self.counts = {"passed": 0, "replays": 0, "unstamped": 0, "gaps": 0}
@@ -126,19 +128,25 @@ class FilteringConsumer:
         if before_revoke is not None:
             self._before_revoke = before_revoke
         self._consumer.subscribe(
-            list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            list(topics),
+            on_assign=self._callback(FilteringConsumer._on_assign),
+            on_revoke=self._callback(FilteringConsumer._on_revoke),
+            on_lost=self._callback(FilteringConsumer._on_lost),
         )
 
     def poll(self, seconds: float = 1.0) -> Message | None:
         """The next record that is no replay; None if there is none within ``seconds``.
 
         Raises :class:`BrokerError` if reading fails, and :class:`StampError` before a record is handed out
-        whose mark would have no room any more; what came before it can still be committed.
+        whose mark would have no room any more; what came before it can still be committed. A partition that
+        can't be begun, or a failed ``before_revoke``, is raised by each later call: make a new consumer.
         """
         deadline = time.monotonic() + seconds
         while True:
             if not self._held:
-                message = self._consumer.poll(max(0.0, deadline - time.monotonic()))
+                message = None if self._fault else self._consumer.poll(max(0.0, deadline - time.monotonic()))
+                if self._fault is not None:
+                    raise self._fault
                 if message is None:
                     return None
                 fault = message.error()
@@ -212,8 +220,11 @@ class FilteringConsumer:
         return self._consumer.consumer_group_metadata()
 
     def close(self) -> None:
-        """Leave the group; partitions are committed as in a rebalance."""
+        """Leave the group; partitions are committed as in a rebalance, whose faults are raised here."""
+        known = self._fault
         self._consumer.close()
+        if self._fault is not None and self._fault is not known:
+            raise self._fault
 
     def __enter__(self) -> Self:
         return self
@@ -226,6 +237,23 @@ class FilteringConsumer:
         self.close()
 
     # -- partitions come and go --------------------------------------------------------------------
+
+    def _callback(self, act: Callable[[Self, Consumer, list[TopicPartition]], None]) -> Callable[..., None]:
+        """For the client: keeps nobody alive, and leaves what fails to the next poll.
+
+        The client holds its callbacks, so with a plain method an object that nobody closed would live until
+        the garbage collector finds it. And what a callback raises the client would hold for ever.
+        """
+        alive = ref(self)
+
+        def call(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            if (me := alive()) is not None:
+                try:
+                    act(me, consumer, partitions)
+                except BaseException as fault:
+                    me._fault = fault
+
+        return call
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Start where offset and marks were committed together: never one without the other."""
@@ -250,7 +278,7 @@ class FilteringConsumer:
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            self._before_revoke()
+            (self._before_revoke or self.commit)()
         except BrokerError:
             pass  # not committed: the next owner starts at the older offset, with the marks of that one
         finally:

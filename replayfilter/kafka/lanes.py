@@ -41,9 +41,9 @@ from replayfilter.kafka.refusals import Refusals
 from replayfilter.kafka.runs import FIRST_MS, Run, Source
 from replayfilter.kafka.settings import Settings, client_settings
 from replayfilter.kafka.transactions import (
-    ABORT_LIMIT_S,
     STEP_LIMIT_S,
     LaneStats,
+    abort,
     commit,
     discard,
     initialise,
@@ -273,16 +273,18 @@ class Delivery:
             self._refusals.raise_first()  # with a failed record, commit_transaction would wait out its limit
             commit(owner.producer, self.stats)
         except KafkaException as error:
-            self.abort()
-            lost = self._lost(error.args[0])
-            self._refusals.raise_first()
-            if not self._was_delivered(next_offsets):
-                raise lost from error
+            failed = error
         else:
             self.stats.transactions += 1
             owner.delivered.update(ahead)
             self._lanes.keep(self._lane, owner)
             self._owner = None
+            return self.stats
+        self.abort()
+        lost = self._lost(failed.args[0])
+        self._refusals.raise_first()
+        if not self._was_delivered(next_offsets):
+            raise lost from failed
         return self.stats
 
     def abort(self) -> None:
@@ -290,10 +292,9 @@ class Delivery:
         owner, self._owner = self._owned(), None
         if self._begun:
             try:
-                with unwrapped():
-                    owner.producer.abort_transaction(ABORT_LIMIT_S)
+                abort(owner.producer)
             except KafkaException as error:  # fenced, or no broker: the next owner's init aborts it
-                _log.info("lane %s: abort left to the next owner: %s", self._lane, error)
+                _log.info("lane %s: abort left to the next owner: %s", self._lane, error.args[0].str())
         discard(owner.producer)
 
     def _owned(self) -> _Owner:
@@ -314,15 +315,20 @@ class Delivery:
         for offset, topic, number, key, value, stamp, headers in run.rows(first):
             try:
                 produce(topic, value, key, number, report, None, stamp or FIRST_MS, headers)
+                continue
             except BufferError:
+                failed = None
+            except KafkaException as error:
+                failed = error
+            if failed is None:
                 late = (topic, value, key, number, report, None, stamp or FIRST_MS, headers)
                 self._produce_late(producer, late)
-            except KafkaException as error:
+            else:
                 self._poll(producer)  # a report on an earlier record says more than "the transaction failed"
                 size = len(key or b"") + len(value or b"")
-                self._refusals.add(run.source, offset, topic, number, size, error.args[0])
+                self._refusals.add(run.source, offset, topic, number, size, failed.args[0])
                 self._refusals.raise_first()
-                raise self._lost(error.args[0]) from error
+                raise self._lost(failed.args[0]) from failed
         self._poll(producer)
 
     def _produce_late(self, producer: Producer, record: tuple[Any, ...]) -> None:
@@ -355,8 +361,7 @@ class Delivery:
         owner = self._owned()
         if self._begun:
             try:
-                with unwrapped():
-                    owner.producer.abort_transaction(ABORT_LIMIT_S)
+                abort(owner.producer)
             except KafkaException:
                 self._owner = None
                 return discard(owner.producer)

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from replayfilter.core.stamp import STAMP_HEADER, Stamp, stamp_packer
 from replayfilter.errors import BrokerError, ConfigError, DeliveryError, StampError
-from replayfilter.kafka.transactions import unwrapped
+from replayfilter.kafka.transactions import apart, unwrapped
 
 POLL_SECONDS = 0.05  # between two looks at delivery reports while records are produced
 REFRESH_SECONDS = 30.0  # between two looks at the topic's number of partitions
@@ -176,12 +176,17 @@ class StampingProducer:
             else:
                 key, headers = self._dressed(stamp, key, headers)
                 self._send_patiently(value, key, number, timestamp_ms, headers)
+            self._last[source_partition] = source_offset
+            return
         except BufferError:
-            self._send_patiently(value, stamp, number, 0, None)
+            refused = None
         except KafkaException as error:
-            if error.args[0].code() == KafkaError._FATAL:
+            refused = error
+        if refused is not None:
+            if refused.args[0].code() == KafkaError._FATAL:
                 self.poll()  # raises what it was
-            raise self._refused(error, source_partition, source_offset) from error
+            raise self._refused(refused, source_partition, source_offset) from refused
+        self._send_patiently(value, stamp, number, 0, None)
         self._last[source_partition] = source_offset
 
     def begin_replay(self, source_partition: int | None = None) -> None:
@@ -239,8 +244,8 @@ class StampingProducer:
             self._tried(self._producer.commit_transaction, seconds)
         except BaseException:
             self._last = self._before
-            with suppress(DeliveryError):  # what went wrong before is raised
-                self._tried(self._producer.abort_transaction, seconds)
+            with suppress(KafkaException):  # what went wrong before is raised
+                apart(seconds + 1, lambda: self._producer.abort_transaction(seconds))
             raise
         finally:
             self._before = None

@@ -46,7 +46,7 @@ def send_offsets(producer: Producer, offsets: dict[Source, int], group: Any, sta
     """Add next offsets to the open transaction; of those sent for a source the last ones count."""
     wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
     send = partial(producer.send_offsets_to_transaction, wanted, group)
-    _within(OFFSETS_LIMIT_S, lambda: _insist(send, stats, OFFSETS_LIMIT_S))
+    apart(OFFSETS_LIMIT_S, lambda: _insist(send, stats, OFFSETS_LIMIT_S))
 
 
 def commit(producer: Producer, stats: LaneStats) -> None:
@@ -54,12 +54,17 @@ def commit(producer: Producer, stats: LaneStats) -> None:
     _insist(producer.commit_transaction, stats, STEP_LIMIT_S)
 
 
+def abort(producer: Producer) -> None:
+    """Abort the open transaction; raises KafkaException, after which the next owner will do it."""
+    apart(ABORT_LIMIT_S + 1, lambda: producer.abort_transaction(ABORT_LIMIT_S))
+
+
 def discard(producer: Producer) -> None:
     """Let a producer go at once. What it still holds is purged, since its reports hold the rows."""
     producer.purge()
     for _ in range(2):  # the first poll raises the fence, if there was one, and takes no reports
-        with suppress(KafkaException), unwrapped():
-            producer.poll(0)
+        with suppress(KafkaException):
+            apart(STEP_LIMIT_S, lambda: producer.poll(0))
 
 
 @contextmanager
@@ -91,23 +96,27 @@ def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> No
             time.sleep(RETRY_S)
 
 
-def _within(limit: float, step: Callable[[], None]) -> None:
-    """Call a step that can't be trusted with its own time limit; what hangs is left behind, asleep.
+def apart(limit: float, step: Callable[[], object]) -> None:
+    """Call the client in a thread of its own: where an exception is being handled, or if the call may hang.
 
-    A producer that lived through its group coordinator's restart never returns from sending offsets
-    (librdkafka issue 5511, open as of 2.16). Nothing is lost by it: such a producer can't commit.
+    A KafkaException that the client raises while another exception is handled keeps that one for ever, with
+    its frames and all that they hold (confluent-kafka 2.16 never frees what a KafkaError has as its context).
+    And a producer that lived through its group coordinator's restart never returns from sending offsets
+    (librdkafka issue 5511, open as of 2.16): after ``limit`` seconds it is left behind, asleep. Nothing is
+    lost by it, as such a producer can't commit.
     """
     outcome: list[KafkaException | None] = []
 
     def call() -> None:
         try:
-            step()
+            with unwrapped():
+                step()
         except KafkaException as error:
             outcome.append(error)
         else:
             outcome.append(None)
 
-    thread = threading.Thread(target=call, daemon=True)
+    thread = threading.Thread(target=call, name="kafka-step", daemon=True)
     thread.start()
     thread.join(limit)
     fault = outcome[0] if outcome else KafkaException(KafkaError(KafkaError._TIMED_OUT))

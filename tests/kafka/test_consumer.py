@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,12 +191,24 @@ def test_metadata_of_another_program_is_refused(bootstrap: str) -> None:
     plain = Consumer(settings(bootstrap, topic))
     plain.commit(offsets=[TopicPartition(topic, 0, 0, "hello")], asynchronous=False)
     plain.close()
+    with FilteringConsumer(settings(bootstrap, topic)) as consumer:
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + 20
+        with pytest.raises(StampError, match="'hello' is not by a filtering consumer"):  # noqa: PT012
+            while time.monotonic() < deadline:
+                consumer.poll(0.2)
+
+
+def test_one_that_was_never_closed_goes_with_its_last_name(bootstrap: str) -> None:
+    """Left to the garbage collector it could live until the interpreter ends."""
+    topic = new_topic(bootstrap, "dropped")
+    publish(bootstrap, topic, [1])
     consumer = FilteringConsumer(settings(bootstrap, topic))
     consumer.subscribe([topic])
-    deadline = time.monotonic() + 20
-    with pytest.raises(StampError, match="'hello' is not by a filtering consumer"):  # noqa: PT012
-        while time.monotonic() < deadline:
-            consumer.poll(0.2)
+    assert drain(consumer, 1) == [1]
+    gone = weakref.ref(consumer)
+    del consumer
+    assert gone() is None
 
 
 @pytest.mark.slow

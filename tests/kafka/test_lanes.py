@@ -22,6 +22,7 @@ from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.lanes import Delivery, Lanes
 from replayfilter.kafka.runs import Run, Source
 from replayfilter.kafka.transactions import LaneStats, send_offsets
+from tests.kafka.clients import clients
 
 PARTITIONS, LANES = 4, 2
 OLD_MS = 1_700_000_000_000
@@ -361,6 +362,24 @@ def test_two_tasks_with_the_same_lane_at_once(stage: Stage) -> None:
         each.join(120)
     assert not faults
     stage.assert_exactly(200, lanes=(0,))
+
+
+def test_a_fenced_producer_is_let_go(stage: Stage) -> None:
+    """Whoever finds out that it was fenced is in the middle of raising: nothing of that may stay."""
+    before = len(clients())
+    mine, other = stage.lanes(), stage.lanes()
+    for first in range(0, 40, 20):
+        stage.deliver(mine, 0, first, first + 10)
+        stage.deliver(other, 0, first + 10, first + 20)
+    late = mine.open(0, stage.sources(0))
+    other.open(0, stage.sources(0))
+    with pytest.raises(DeliveryError), late:  # noqa: PT012
+        stage.write(late, 0, 40, 50)
+        late.commit(dict.fromkeys(stage.sources(0), 50))
+    mine.close()
+    other.close()
+    del mine, other, late
+    assert len(clients()) <= before
 
 
 @pytest.mark.parametrize("seed", range(4))
