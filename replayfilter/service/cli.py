@@ -127,6 +127,14 @@ def demo() -> None:
 
 
 @app.command()
+def prepare() -> None:
+    """Fetch the jars, and keep Spark's classes ready: a service then starts in two thirds of the time."""
+    from replayfilter.service.prepare import prepare as get_ready
+
+    Console().print(f"kept in {get_ready()}", soft_wrap=True, highlight=False)
+
+
+@app.command()
 def run(
     context: typer.Context,
     path: ConfigFile,

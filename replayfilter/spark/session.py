@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from replayfilter.errors import MissingDependency
 from replayfilter.jars import spark_jars
 from replayfilter.java import java
+from replayfilter.spark import classes
 from replayfilter.spark.settings import PlanSettings
 
 _TASK_ATTEMPTS = 4  # plain local[n] never tries a failed task again
@@ -80,7 +81,7 @@ def start_session(settings: PlanSettings, shared: Sequence[int] = ()) -> SparkSe
         conf.setAll(list(_LOCAL_CONF.items()))
     logging = files("replayfilter.spark").joinpath("log4j2.properties")
     options = f"-Dlog4j2.configurationFile=file:{logging} -Dreplayfilter.log={settings.log_level}"
-    conf.set("spark.driver.extraJavaOptions", f"-XX:+UseParallelGC {options}")
+    conf.set("spark.driver.extraJavaOptions", f"-XX:+UseParallelGC {classes.reading()} {options}")
     conf.set("spark.jars", ",".join(str(jar) for jar in spark_jars()))
     if SparkContext._gateway is None:
         _launch_jvm(conf, settings.log_level == "off", shared)
