@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-pipeline test-compose images docs lint types bench fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose classes images docs lint types bench fuzz schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -30,19 +30,31 @@ help:
 demo: .venv/service.installed jars
 	$(BIN)/replayfilter demo
 
-# Two strands, as one core alone would mostly wait. A process for each folder, since the clients that the Kafka tests
-# leave behind hold over 1,024 descriptors, more than the select() in PySpark's driver can look at.
-test: lint types jars
-	@echo "two strands of tests, each told when it ends"
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-library test-pipeline
+# Three strands, as one alone would mostly wait. Two cores are enough.
+test: .venv/dev.installed jars
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types classes
+	@echo "three strands of tests, each told when it ends"
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-pipeline test-library test-kafka
+
+# Tests start Java by the dozen, and none lives long: its first compiler alone takes half the CPU for that.
+test test-%: export SPARK_SUBMIT_OPTS = -XX:TieredStopAtLevel=1
+test test-%: export KAFKA_OPTS = -XX:TieredStopAtLevel=1
 
 test-library:
 	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
-	$(BIN)/python -m pytest tests/kafka
 	$(BIN)/python -m pytest tests/service
+
+test-kafka:
+	$(BIN)/python -m pytest tests/kafka
 
 test-pipeline:
 	$(BIN)/python -m pytest tests/spark
+
+# Spark's classes, read once: each of the many services that the tests start then starts 7 s sooner.
+classes: .venv/share/replayfilter/classes.jsa
+
+.venv/share/replayfilter/classes.jsa: .venv/service.installed | jars
+	@$(BIN)/replayfilter prepare
 
 ENGINE_FOLDER := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/replayfilter/engine
 

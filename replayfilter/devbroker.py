@@ -10,6 +10,7 @@ that process ends.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import socket
@@ -132,7 +133,8 @@ class DevBroker:
         server, logging = self.folder / "server.properties", self.folder / "log4j2.properties"
         server.write_text(_SERVER.format(port=self._port, controller=self._controller, data=self.folder))
         logging.write_text(_LOGGING)
-        kafka = [command, *_JVM, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", jars]
+        more = os.environ.get("KAFKA_OPTS", "").split()  # as Kafka's own scripts take it
+        kafka = [command, *_JVM, *more, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", jars]
         try:
             if not (self.folder / "log" / "meta.properties").exists():
                 self._format(kafka, server)

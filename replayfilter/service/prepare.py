@@ -12,6 +12,7 @@ from pathlib import Path
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import MissingDependency
 from replayfilter.jars import spark_jars
+from replayfilter.java import java
 from replayfilter.service.demo import INPUT, PARTITIONS, write_config
 from replayfilter.service.demo_stream import OUTPUTS, generate
 from replayfilter.service.demo_topics import create_topic, publish
@@ -42,6 +43,7 @@ def prepare() -> Path:
         config, made = _scene(Path(name), broker.bootstrap), archive.with_suffix(f".{os.getpid()}")
         try:
             _run(config, made)
+            _check(made)
             made.replace(archive)
         finally:
             made.unlink(missing_ok=True)
@@ -70,3 +72,16 @@ def _run(config: Path, made: Path) -> None:
             f"the run that was to show Spark's classes ended with {ended.returncode} and left none:\n"
             f"{(ended.stdout + ended.stderr)[-2000:]}"
         )
+
+
+def _check(made: Path) -> None:
+    """Java ends with a SIGBUS on a file that is cut off: so let it try, and let the disk have it all."""
+    command = [str(java()), f"-XX:SharedArchiveFile={made}", "-version"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    if ended.returncode:
+        raise MissingDependency(
+            f"Java can't use the {made.stat().st_size} bytes of classes that it wrote for {classes.ARCHIVE}: "
+            f"is the disk full? It ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-500:]}"
+        )
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
