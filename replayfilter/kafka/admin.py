@@ -163,28 +163,36 @@ class Cluster:
             return {}
         question = f"the committed offsets of group {group!r}"
         isolation = "read_committed" if settled else "read_uncommitted"
-        deadline = time.monotonic() + self._limit
         # Not asked through the admin client: while the coordinator of a new cluster starts, librdkafka 2.16
         # ends the process there with a segmentation fault, in half of all cases.
         consumer = Consumer(self._settings | {"group.id": group, "isolation.level": isolation})
         try:
-            while True:
-                try:
-                    found = consumer.committed(asked, timeout=self._limit)
-                    break
-                except KafkaException as error:
-                    if settled and error.args[0].code() == KafkaError._TIMED_OUT:
-                        self.committed(group, sources, settled=False)  # raises if the broker is away
-                        raise BrokerError(_UNSETTLED.format(group=group)) from error
-                    if error.args[0].code() not in _COORDINATOR_STARTS or time.monotonic() > deadline:
-                        raise _broker_error(error.args[0], self.bootstrap, question) from error
-                time.sleep(LEADER_POLL_S)
+            found = self._ask_offsets(consumer, asked)
         finally:
             consumer.close()
+        if isinstance(found, KafkaError):
+            if settled and found.code() == KafkaError._TIMED_OUT:
+                self.committed(group, sources, settled=False)  # raises if the broker is away
+                raise BrokerError(_UNSETTLED.format(group=group))
+            raise _broker_error(found, self.bootstrap, question)
         fault = next((at.error for at in found if at.error is not None), None)
         if fault is not None:
             raise _broker_error(fault, self.bootstrap, question)
         return {(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
+
+    def _ask_offsets(
+        self, consumer: Consumer, asked: list[TopicPartition]
+    ) -> list[TopicPartition] | KafkaError:
+        """Ask for the group's offsets until they are told, or why they are not."""
+        deadline = time.monotonic() + self._limit
+        while True:
+            try:
+                return consumer.committed(asked, timeout=self._limit)
+            except KafkaException as error:
+                fault: KafkaError = error.args[0]
+            if fault.code() not in _COORDINATOR_STARTS or time.monotonic() > deadline:
+                return fault
+            time.sleep(LEADER_POLL_S)
 
     def begins(self, sources: Iterable[Source]) -> dict[Source, int]:
         """The first offset that each input partition still holds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_right
 from collections import deque
@@ -16,6 +15,7 @@ from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.runs import Source
 from replayfilter.kafka.settings import client_settings
+from replayfilter.service.watch import Watch
 
 if TYPE_CHECKING:
     from replayfilter.service.status import Status
@@ -84,7 +84,7 @@ class Arrivals:
         return self._times[place] if 0 < place < len(self._times) else None
 
 
-class LagWatch(threading.Thread):
+class LagWatch(Watch):
     """Asks Kafka every few seconds how far the input partitions are, and tells the status.
 
     What is done with is what the group has committed, or what Spark has finished if that is more: markers
@@ -102,7 +102,7 @@ class LagWatch(threading.Thread):
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(name="lag-watch", daemon=True)
+        super().__init__("lag-watch", POLL_SECONDS)
         self._sources = [(topic, number) for topic in settings.topics for number in range(partitions[topic])]
         self._status, self._tell, self._clock = status, tell, clock
         self._finished = dict(finished)
@@ -113,24 +113,28 @@ class LagWatch(threading.Thread):
         self._consumer = Consumer(client_settings(settings.bootstrap, settings.options) | reading | never)
         self._arrivals = {source: Arrivals() for source in self._sources}
         self._first_waiting: dict[Source, tuple[int, float]] = {}
-        self._ended = threading.Event()
+        self._silent = False
 
     def run(self) -> None:
-        """Look until told to stop."""
-        silent = False
-        while not self._ended.is_set():
-            fault = self._try()
-            if fault and not silent:
-                self._tell(fault)
-            elif silent and not fault:
-                self._tell("Kafka answers again")
-            silent = fault is not None
-            self._ended.wait(POLL_SECONDS)
+        """Look until the end."""
+        try:
+            super().run()
+        finally:
+            self._consumer.close()
+
+    def look(self) -> None:
+        """Tell the status how far all is, or what keeps Kafka from saying so."""
+        fault = self._try()
+        if fault and not self._silent:
+            self._tell(fault)
+        elif self._silent and not fault:
+            self._tell("Kafka answers again")
+        self._silent = fault is not None
 
     def _try(self) -> str | None:
-        """Look, and tell the status; returns what kept it from that."""
+        """Tell the status; returns what kept it from that."""
         try:
-            lags = self.look()
+            lags = self.lags()
         except BrokerError as error:
             fault = str(error)
             self._cluster = self._connect(self._settings)  # the old one would go on with the old epochs
@@ -145,11 +149,7 @@ class LagWatch(threading.Thread):
     def _connect(self, settings: PlanSettings) -> Cluster:
         return Cluster(settings.bootstrap, settings.options, ANSWER_SECONDS)
 
-    def stop(self) -> None:
-        """End soon."""
-        self._ended.set()
-
-    def look(self) -> list[Lag]:
+    def lags(self) -> list[Lag]:
         """The lag of each input partition. Raises BrokerError or KafkaException if Kafka does not answer."""
         # Not settled: else they are not told while a delivery is under way.
         committed = self._cluster.committed(self._settings.service, self._sources, settled=False)

@@ -139,7 +139,9 @@ function draw(status) {
   at("waiting").textContent = short(status.waiting);
   at("longest").textContent = `records; the first since ${span(Math.max(0, ...waits))}`;
   at("keys").textContent = last ? short(state.keys) : "-";
-  at("bytes").textContent = last ? `keys, ${bytes(state.bytes)} in ${whole(state.buckets)} buckets` : "";
+  const disk = status.sizes.disk;  // known where the checkpoint is a local folder
+  at("bytes").textContent = last ? `keys, ${bytes(state.bytes)} in ${whole(state.buckets)} buckets`
+    + (disk === undefined ? "" : `, ${bytes(disk)} on disk`) : "";
 
   const slots = timeline(status);
   chart("routes", status, slots,

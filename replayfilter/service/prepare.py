@@ -76,7 +76,8 @@ def _run(config: Path, made: Path) -> None:
 
 def _check(made: Path) -> None:
     """Java ends with a SIGBUS on a file that is cut off: so let it try, and let the disk have it all."""
-    command = [str(java()), f"-XX:SharedArchiveFile={made}", "-version"]
+    # without the report of a crash, which Java would leave in the working folder
+    command = [str(java()), "-XX:+SuppressFatalErrorMessage", f"-XX:SharedArchiveFile={made}", "-version"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
     if ended.returncode:
         raise MissingDependency(

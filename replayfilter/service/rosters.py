@@ -8,12 +8,12 @@ is tried again then still decides the same, since it goes by the watermark befor
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from replayfilter.core.tide import TideRules
 from replayfilter.service.sections import Watermark
+from replayfilter.service.watch import Watch
 from replayfilter.watermark.roster import read_roster
 
 LOOK_SECONDS = 1.0  # a file is taken up once it has stayed the same for so long: nobody is writing it
@@ -34,7 +34,7 @@ def tide_rules(mark: Watermark, partitions: Mapping[str, int]) -> TideRules:
     return TideRules(tuple(roster) or None, mark.completeness, partitions, tuple(idle))
 
 
-class RosterWatch(threading.Thread):
+class RosterWatch(Watch):
     """Looks at the files every second and gives the rules to ``renew`` when they have become other ones.
 
     ``rules``: those in force. ``say`` takes a sentence for each change, ``warn`` for each file that can't be
@@ -49,21 +49,16 @@ class RosterWatch(threading.Thread):
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        super().__init__(name="roster-watch", daemon=True)
+        super().__init__("roster-watch", LOOK_SECONDS)
         self._mark, self._rules, self._renew, self._say, self._warn = mark, rules, renew, say, warn
         self._paths = [path for path in (mark.roster, mark.idle) if isinstance(path, str) and path]
         self._seen: _Mark | None = None
         self._taken: _Mark | None = None
-        self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look until told to stop; not at all if the config names no file."""
-        while self._paths and not self._ended.wait(LOOK_SECONDS):
-            self.look()
-
-    def stop(self) -> None:
-        """End soon."""
-        self._ended.set()
+        """Look until the end; not at all if the config names no file."""
+        if self._paths:
+            super().run()
 
     def look(self) -> None:
         """Take up what has changed, if it has stayed the same since the last look."""

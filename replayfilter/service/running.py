@@ -62,13 +62,10 @@ def serve(
             from replayfilter.service.http import StatusServer
 
             server = held.enter_context(StatusServer(status, config.http.bind, config.http.port))
-            watch = LagWatch(plan, findings.partitions, status, _finished(files), reporter.warn)
-            watch.start()
-            held.callback(watch.stop)
+            lag = LagWatch(plan, findings.partitions, status, _finished(files), reporter.warn)
+            held.enter_context(lag)
             if (folder := local_folder(config.service.checkpoint)) is not None:
-                storage = StorageWatch(folder / SPARK, status.stored)
-                storage.start()
-                held.callback(storage.stop)
+                held.enter_context(StorageWatch(folder / SPARK, status.stored))
             reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
         held.enter_context(reporter)
         service = Service(plan, [on_batch], [lock])
@@ -78,8 +75,7 @@ def serve(
 
         if plan.rules.tide is not None and not once:
             rosters = RosterWatch(config.watermark, plan.rules.tide, renew, reporter.say, reporter.warn)
-            rosters.start()
-            held.callback(rosters.stop)
+            held.enter_context(rosters)
         Supervisor(service, signals, status, reporter.warn).run(once)
 
 

@@ -10,11 +10,12 @@ import contextlib
 import json
 import os
 import re
-import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from replayfilter.service.watch import Watch
 
 PLACES = {"memory": "in memory", "disk": "on disk", "disk_all": "on disk, with old versions"}
 EVERY_SECONDS = 15.0  # the usual time between two scrapes; a look at some hundred files takes milliseconds
@@ -42,25 +43,17 @@ def measure(spark: Path) -> Storage:
     return Storage(latest, sum(map(_size, files)))
 
 
-class StorageWatch(threading.Thread):
+class StorageWatch(Watch):
     """Measures Spark's folder ``spark`` again and again, and tells ``told``: also while nothing comes in."""
 
     def __init__(self, spark: Path, told: Callable[[Storage], None], every: float = EVERY_SECONDS) -> None:
-        super().__init__(name="storage-watch", daemon=True)
-        self._spark, self._told, self._every = spark, told, every
-        self._ended = threading.Event()
+        super().__init__("storage-watch", every)
+        self._spark, self._told = spark, told
 
-    def run(self) -> None:
-        """Look until ``stop``; what can't be looked at now is looked at the next time."""
-        while True:
-            with contextlib.suppress(OSError):
-                self._told(measure(self._spark))
-            if self._ended.wait(self._every):
-                return
-
-    def stop(self) -> None:
-        """End it soon."""
-        self._ended.set()
+    def look(self) -> None:
+        """What can't be measured now is measured the next time."""
+        with contextlib.suppress(OSError):
+            self._told(measure(self._spark))
 
 
 def _latest(shard: Path) -> int:

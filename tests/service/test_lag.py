@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def commit(broker: DevBroker, group: str, offset: int) -> None:
 
 
 def lags(watch: LagWatch) -> list[tuple[int, int, float | None]]:
-    return [(lag.next, lag.records, lag.seconds) for lag in watch.look()]
+    return [(lag.next, lag.records, lag.seconds) for lag in watch.lags()]
 
 
 def test_waiting_since_the_record_s_timestamp_or_its_arrival(broker: DevBroker) -> None:
@@ -89,18 +90,18 @@ def test_a_marker_at_the_end_does_not_wait_once_spark_is_through(broker: DevBrok
     watch, status, _, name = watch_on(broker)
     write(broker, name, 3, transactional=True)
     commit(broker, name, 3)
-    assert watch.look()[0].records == 1, "the marker's offset, which no group commits"
+    assert watch.lags()[0].records == 1, "the marker's offset, which no group commits"
     done = batch(0, 5_001.0, unique=3)
     done.ends[name] = {0: 4, 1: 0}
     status.batch(done)
-    assert [lag.records for lag in watch.look()] == [0, 0]
+    assert [lag.records for lag in watch.lags()] == [0, 0]
 
 
 def test_after_a_start_the_checkpoint_says_what_spark_was_through_with(broker: DevBroker) -> None:
     watch, _, _, name = watch_on(broker, finished={0: 4, 1: 0})
     write(broker, name, 3, transactional=True)
     commit(broker, name, 3)
-    assert [lag.records for lag in watch.look()] == [0, 0]
+    assert [lag.records for lag in watch.lags()] == [0, 0]
 
 
 def test_an_open_transaction_does_not_wait(broker: DevBroker) -> None:
@@ -110,19 +111,19 @@ def test_an_open_transaction_does_not_wait(broker: DevBroker) -> None:
     producer.begin_transaction()
     producer.produce(name, b"{}", partition=0)
     producer.flush(20)
-    assert watch.look()[0].records == 0
+    assert watch.lags()[0].records == 0
     producer.commit_transaction()
-    assert watch.look()[0].records == 2
+    assert watch.lags()[0].records == 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_thread_says_when_kafka_is_silent_and_goes_on_when_it_is_back() -> None:
-    with DevBroker() as own:
+    with DevBroker() as own, ExitStack() as held:
         watch, status, clock, name = watch_on(own)
         write(own, name, 4)
         status.enter(Phase.RUNNING, clock.now)
-        watch.start()
+        held.enter_context(watch)
         deadline = time.monotonic() + 30
         while status.waiting != 4 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -137,4 +138,3 @@ def test_the_thread_says_when_kafka_is_silent_and_goes_on_when_it_is_back() -> N
         while status.waiting != 7 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert (status.waiting, status.kafka_fault) == (7, "")
-        watch.stop()

@@ -14,6 +14,7 @@ from replayfilter.core.laggards import Laggards
 from replayfilter.service.http import StatusServer
 from replayfilter.service.lag import Lag
 from replayfilter.service.status import Phase, Status
+from replayfilter.service.storage import Storage
 from tests.service.test_status import batch
 
 CHROMIUM = next(
@@ -45,6 +46,7 @@ def working() -> Status:
         more = {"state_keys": 900 * number, "watermark_us": held.low or 0}
         status.batch(batch(number, at, **counts, **more, state_gaps=1, laggards=held.to_text()))
     status.sign_of_life(now)
+    status.stored(Storage(2_340_000, 5_000_000))
     status.lag([Lag("orders", 0, 100, 1_334, 2.5), Lag("orders", 1, 7, 7, 0.0)], now)
     return status
 
@@ -63,6 +65,7 @@ def test_it_draws_what_the_status_says(tmp_path: Path) -> None:
     assert text_of(dom, "ready") == "ready"
     assert text_of(dom, "waiting") == "1,234"
     assert text_of(dom, "keys") == "89.1 k"
+    assert text_of(dom, "bytes").endswith("2.3 MB on disk")
     assert "100 batches" in text_of(dom, "batches")
     assert "orders-0" in text_of(dom, "lag")
     assert "1,234" in text_of(dom, "lag")

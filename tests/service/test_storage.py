@@ -90,14 +90,11 @@ def test_what_state_prints() -> None:
 def test_the_disk_is_looked_at_again_while_nothing_comes_in(tmp_path: Path) -> None:
     found: list[Storage] = []
     shard = tmp_path / "state" / "0" / "0"
-    watch = StorageWatch(tmp_path, found.append, every=0.01)
-    watch.start()
-    shard.mkdir(parents=True)
-    (shard / f"1_{ONE}.changelog").write_bytes(b"x" * 10)
-    deadline = time.monotonic() + 10
-    while Storage(10, 10) not in found and time.monotonic() < deadline:
-        time.sleep(0.01)
-    watch.stop()
-    watch.join(10)
+    with StorageWatch(tmp_path, found.append, every=0.01) as watch:
+        shard.mkdir(parents=True)
+        (shard / f"1_{ONE}.changelog").write_bytes(b"x" * 10)
+        deadline = time.monotonic() + 10
+        while Storage(10, 10) not in found and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert found[-1] == Storage(10, 10)
     assert not watch.is_alive()
