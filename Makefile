@@ -44,11 +44,13 @@ test-library:
 	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
 	$(BIN)/python -m pytest tests/service
 
+# The kills stand here since they take as long as all else there is of Spark.
 test-kafka:
 	$(BIN)/python -m pytest tests/kafka
+	$(BIN)/python -m pytest tests/spark/test_kill.py
 
 test-pipeline:
-	$(BIN)/python -m pytest tests/spark
+	$(BIN)/python -m pytest tests/spark --ignore tests/spark/test_kill.py
 
 # Spark's classes, read once: each of the many services that the tests start then starts 7 s sooner.
 classes: .venv/share/replayfilter/classes.jsa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ def broker() -> Iterator[DevBroker]:
     """One Kafka for the whole run: name topics, groups and transactions after the test, and never stop it."""
     with DevBroker() as running:
         yield running
+        gc.collect()  # clients in garbage end while their broker is there, and the interpreter whole
 
 
 @pytest.fixture(scope="session")
