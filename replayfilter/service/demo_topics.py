@@ -63,7 +63,7 @@ def publish(bootstrap: str, topic: str, records: Iterable[Record]) -> None:
 
 
 def read_topic(bootstrap: str, topic: str) -> list[Found]:
-    """All records of a topic that a read_committed reader sees, each partition's in its order."""
+    """All records of a topic that a read_committed reader sees, partition by partition, each in its order."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -96,7 +96,7 @@ def _read_to_end(consumer: Consumer, topic: str, unfinished: set[int]) -> list[F
                 unfinished.discard(_partition(message))
             else:
                 raise BrokerError(f"{topic} can't be read: {error.str()}")
-    return found
+    return sorted(found, key=lambda record: record.partition)  # brokers answer for partitions in any order
 
 
 def _found(message: Message) -> Found:
