@@ -44,7 +44,7 @@ test-library:
 	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
 	$(BIN)/python -m pytest tests/service
 
-# The kills stand here since they take as long as all else there is of Spark.
+# The kills stand here, so that the strands end together.
 test-kafka:
 	$(BIN)/python -m pytest tests/kafka
 	$(BIN)/python -m pytest tests/spark/test_kill.py

@@ -280,7 +280,7 @@ class Delivery:
             self._lanes.keep(self._lane, owner)
             self._owner = None
             return self.stats
-        self.abort()
+        self.abort()  # here and below the client is asked, which an `except` is no place for: see apart()
         lost = self._lost(failed.args[0])
         self._refusals.raise_first()
         if not self._was_delivered(next_offsets):
@@ -320,7 +320,7 @@ class Delivery:
                 failed = None
             except KafkaException as error:
                 failed = error
-            if failed is None:
+            if failed is None:  # the client is called outside of `except`: see transactions.apart
                 late = (topic, value, key, number, report, None, stamp or FIRST_MS, headers)
                 self._produce_late(producer, late)
             else:

@@ -182,7 +182,7 @@ class StampingProducer:
             refused = None
         except KafkaException as error:
             refused = error
-        if refused is not None:
+        if refused is not None:  # the client is called outside of `except`: see transactions.apart
             if refused.args[0].code() == KafkaError._FATAL:
                 self.poll()  # raises what it was
             raise self._refused(refused, source_partition, source_offset) from refused

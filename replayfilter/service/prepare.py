@@ -33,7 +33,7 @@ def prepare() -> Path:
     archive = classes.ARCHIVE
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        archive.unlink(missing_ok=True)
+        archive.unlink(missing_ok=True)  # a JVM that reads one can't write the next
     except OSError as error:
         raise MissingDependency(
             f"{archive} can't be written ({error.strerror}): install replayfilter into a virtual environment "

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
-from types import TracebackType
+from abc import ABC, abstractmethod
 from typing import Self
 
 END_SECONDS = 2.0  # for a look under way at the end; one that waits for a silent broker is left behind
 
 
-class Watch(threading.Thread):
+class Watch(threading.Thread, ABC):
     """A thread that calls :meth:`look` every ``every`` seconds, from the start of its ``with`` to its end."""
 
     def __init__(self, name: str, every: float) -> None:
@@ -33,8 +32,6 @@ class Watch(threading.Thread):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self.join(END_SECONDS)

@@ -79,16 +79,22 @@ def start_session(settings: PlanSettings, shared: Sequence[int] = ()) -> SparkSe
     conf.setAll(list(_CONF.items()))
     if settings.master.startswith("local"):
         conf.setAll(list(_LOCAL_CONF.items()))
-    logging = files("replayfilter.spark").joinpath("log4j2.properties")
-    options = f"-Dlog4j2.configurationFile=file:{logging} -Dreplayfilter.log={settings.log_level}"
-    conf.set("spark.driver.extraJavaOptions", f"-XX:+UseParallelGC {classes.reading()} {options}")
+    conf.set("spark.driver.extraJavaOptions", java_options(settings.log_level))
     conf.set("spark.jars", ",".join(str(jar) for jar in spark_jars()))
     if SparkContext._gateway is None:
         _launch_jvm(conf, settings.log_level == "off", shared)
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     # When the JVM is killed, PySpark's own server of accumulators prints a traceback; we say it in words.
+    # A method is replaced for that, which types forbid.
     session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return session
+
+
+def java_options(log_level: str) -> str:
+    """For the JVM of any driver: what it logs, and the classes that are kept for it."""
+    logging = files("replayfilter.spark").joinpath("log4j2.properties")
+    log = f"-Dlog4j2.configurationFile=file:{logging} -Dreplayfilter.log={log_level}"
+    return f"-XX:+UseParallelGC {classes.reading()} {log}"
 
 
 def _launch_jvm(conf: SparkConf, quiet: bool, shared: Sequence[int]) -> None:
@@ -99,6 +105,7 @@ def _launch_jvm(conf: SparkConf, quiet: bool, shared: Sequence[int]) -> None:
     read_end, write_end = os.pipe()
     threading.Thread(target=_relay, args=(read_end, quiet), name="jvm-stderr", daemon=True).start()
     try:
+        # PySpark has no types for it
         gateway = launch_gateway(conf, {"stderr": write_end, "pass_fds": shared})  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:
         raise MissingDependency(

@@ -13,7 +13,6 @@ import re
 import shutil
 import sys
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -22,7 +21,7 @@ from pyspark.sql import SparkSession
 from replayfilter.core.routing import ShardState
 from replayfilter.errors import CheckpointError
 from replayfilter.java import java
-from replayfilter.spark.session import _STATE_STORE
+from replayfilter.spark.session import _STATE_STORE, java_options
 
 _OPERATOR = "0"  # the plan has one stage with a state
 _NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
@@ -49,13 +48,12 @@ def read_shards(checkpoint: Path) -> list[ShardState]:
 def _read(view: Path) -> list[bytes]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
-    logging = files("replayfilter.spark").joinpath("log4j2.properties")
     settings: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging} -Dreplayfilter.log=off",
+        "spark.driver.extraJavaOptions": java_options("off"),
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     }

@@ -197,6 +197,18 @@ def test_metadata_of_another_program_is_refused(bootstrap: str) -> None:
         with pytest.raises(StampError, match="'hello' is not by a filtering consumer"):  # noqa: PT012
             while time.monotonic() < deadline:
                 consumer.poll(0.2)
+        with pytest.raises(StampError, match="'hello' is not by a filtering consumer"):
+            consumer.poll(0)  # and not None, as if there were no records
+
+
+def test_what_fails_before_a_revoke_is_raised_by_close(bootstrap: str) -> None:
+    topic = new_topic(bootstrap, "revoked")
+    publish(bootstrap, topic, [1])
+    consumer = FilteringConsumer(settings(bootstrap, topic))
+    consumer.subscribe([topic], before_revoke=lambda: 1 // 0)
+    assert drain(consumer, 1) == [1]
+    with pytest.raises(ZeroDivisionError):
+        consumer.close()
 
 
 def test_one_that_was_never_closed_goes_with_its_last_name(bootstrap: str) -> None:
