@@ -24,7 +24,7 @@ help:
 	@echo "make types    mypy --strict"
 	@echo "make fuzz     ten minutes of random bytes for all that reads bytes; FUZZ_SECONDS=60 for less"
 	@echo "make schemas  make schemas/ anew from the code"
-	@echo "make lock     resolve all versions anew into requirements/*.txt and replayfilter/jars.lock (needs uv)"
+	@echo "make lock     resolve all versions anew into requirements/*.txt and replayfilter/jvm/jars.lock (needs uv)"
 	@echo "make clean    remove the virtual environment and all caches in this folder"
 
 demo: .venv/service.installed jars
@@ -41,7 +41,7 @@ test test-%: export SPARK_SUBMIT_OPTS = -XX:TieredStopAtLevel=1
 test test-%: export KAFKA_OPTS = -XX:TieredStopAtLevel=1
 
 test-library:
-	$(BIN)/python -m pytest tests/unit tests/fuzz tests/watermark
+	$(BIN)/python -m pytest tests/core tests/formats tests/fuzz tests/watermark tests/project tests/jvm tests/client/test_offset_metadata.py
 	$(BIN)/python -m pytest tests/service
 
 # The kills stand here, so that the strands end together.
@@ -93,7 +93,7 @@ schemas: .venv/dev.installed
 
 # Looks whether each jar is in the user's cache; fetches those that are not.
 jars: .venv/service.installed
-	@$(BIN)/python -m replayfilter.jars >/dev/null
+	@$(BIN)/python -m replayfilter.jvm.jars >/dev/null
 
 # dev.txt holds all of service.txt in the same versions, so whoever has the one has the other.
 .venv/dev.installed: requirements/build.txt requirements/dev.txt pyproject.toml | java
@@ -125,7 +125,7 @@ lock: .venv/dev.installed
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml --extra service --extra avro -c requirements/dev.txt -o requirements/service.txt
-	$(BIN)/python -m replayfilter.jars --lock >/dev/null
+	$(BIN)/python -m replayfilter.jvm.jars --lock >/dev/null
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

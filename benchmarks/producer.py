@@ -14,9 +14,9 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from replayfilter.client.producer import StampingProducer
 from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.producer import StampingProducer
 
 PARTITIONS = 4
 VALUE = b'{"event_id":"0123456789abcdef0123456789abcdef","ts":1700000000000,"rest":"' + b"x" * 124 + b'"}'

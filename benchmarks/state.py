@@ -32,15 +32,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stock import Batches, rows_of
+from replayfilter.demo.kafka_io import create_topic
+from replayfilter.demo.stream import OUTPUTS
 from replayfilter.devbroker import DevBroker
-from replayfilter.service import storage
-from replayfilter.service.config import Config
-from replayfilter.service.demo_stream import OUTPUTS
-from replayfilter.service.demo_topics import create_topic
-from replayfilter.service.plan import plan_of
-from replayfilter.service.preflight import inspect
+from replayfilter.service.config.model import Config
+from replayfilter.service.monitor import storage
+from replayfilter.service.runtime.plan import pipeline_settings_of
+from replayfilter.service.runtime.preflight import inspect
+from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import Service
-from replayfilter.spark.settings import PlanSettings
 
 PARTITIONS, PERIOD_MS = 4, 3_600_000
 BIG, NEW, BIG_BATCHES = 400_000, 40_000, 4
@@ -67,7 +67,7 @@ class Bench:
         )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
         findings = inspect(config, False)
         assert not findings.faults, findings.faults
-        self.settings = plan_of(config, findings)
+        self.settings = pipeline_settings_of(config, findings)
         self.kept = folder / "settings.pickle"
         self.kept.write_bytes(pickle.dumps(self.settings))
         self.producer = Producer(
@@ -182,7 +182,7 @@ def measure(bench: Bench, keys: int) -> dict[str, float]:
     }
 
 
-def _spark_folder(settings: PlanSettings) -> Path:
+def _spark_folder(settings: PipelineSettings) -> Path:
     return Path(settings.checkpoint.removeprefix("file:"))
 
 

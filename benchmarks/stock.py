@@ -37,15 +37,15 @@ from pyspark.sql import functions as f
 from rich.console import Console
 from rich.table import Table
 
+from replayfilter.demo.kafka_io import create_topic, publish
+from replayfilter.demo.stream import OUTPUTS, STAMP, Record
 from replayfilter.devbroker import DevBroker
-from replayfilter.jars import spark_jars
-from replayfilter.service.config import Config
-from replayfilter.service.demo_stream import OUTPUTS, STAMP, Record
-from replayfilter.service.demo_topics import create_topic, publish
-from replayfilter.service.plan import plan_of
-from replayfilter.service.preflight import inspect
+from replayfilter.jvm.jars import spark_jars
+from replayfilter.service.config.model import Config
+from replayfilter.service.runtime.plan import pipeline_settings_of
+from replayfilter.service.runtime.preflight import inspect
 from replayfilter.spark.query import Service
-from tests.spark.service_process import descendants, paced
+from tests.support.service_process import descendants, paced
 
 INPUT, PARTITIONS = "orders", 4
 SIDE = "--side"
@@ -159,7 +159,7 @@ def _ours(task: Task, folder: Path) -> Run:
         dedup={"key": ["event_id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms"},
         output={route: f"{task.output}.{route}" for route in OUTPUTS},
     )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
-    settings = plan_of(config, inspect(config, False))
+    settings = pipeline_settings_of(config, inspect(config, False))
 
     def run(on_batch: Callable[[Any], None]) -> None:
         service = Service(settings, [on_batch])

@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.watermark_cases import CASES, ORIGINS, Batch, Stall, replay_stall, replay_windows
-from replayfilter.core.expiry import UNKNOWN
-from tests.watermark.server_process import ServerProcess, write_config
+from replayfilter.core.clock.expiry import UNKNOWN
+from tests.support.server_process import ServerProcess, write_config
 
 console = Console(width=120)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfilter.core.expiry import UNKNOWN
-from replayfilter.core.watermark import LowWatermark
+from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.watermark.low_watermark import LowWatermark
 
 HOUR_S = 3600
 ORIGINS = 10_000

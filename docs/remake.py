@@ -14,8 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from replayfilter.service.config import sections
-from replayfilter.service.durations import bytes_text, duration_text, parse_bytes, parse_duration
+from replayfilter.service.config.model import sections
+from replayfilter.settings.durations import bytes_text, duration_text, parse_bytes, parse_duration
 
 PAGE = Path(__file__).with_name("configuration.md")
 MADE = re.compile(r"(<!-- keys of (\w+), made by remake\.py -->\n).*?(<!-- end of keys -->\n)", re.DOTALL)

@@ -7,14 +7,14 @@ What talks to Kafka is imported when it is first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from replayfilter.core.marks import ReplayFilter
+from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.stamp import STAMP_HEADER, Stamp, parse_stamps, partition_for, producer_id, stamp_keys
 from replayfilter.errors import ReplayfilterError
 
 if TYPE_CHECKING:
-    from replayfilter.kafka.consumer import FilteringConsumer
-    from replayfilter.kafka.pids import pid_for_topic
-    from replayfilter.kafka.producer import StampingProducer
+    from replayfilter.client.consumer import FilteringConsumer
+    from replayfilter.client.pids import pid_for_topic
+    from replayfilter.client.producer import StampingProducer
 
 __all__ = [
     "STAMP_HEADER",
@@ -32,9 +32,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY = {
-    "FilteringConsumer": "replayfilter.kafka.consumer",
-    "StampingProducer": "replayfilter.kafka.producer",
-    "pid_for_topic": "replayfilter.kafka.pids",
+    "FilteringConsumer": "replayfilter.client.consumer",
+    "StampingProducer": "replayfilter.client.producer",
+    "pid_for_topic": "replayfilter.client.pids",
 }
 
 

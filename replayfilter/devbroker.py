@@ -27,8 +27,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from replayfilter.errors import BrokerError
-from replayfilter.jars import kafka_jars
-from replayfilter.java import java
+from replayfilter.jvm.jars import kafka_jars
+from replayfilter.jvm.java import java
 
 START_SECONDS = 60.0
 _JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")

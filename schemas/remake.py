@@ -16,8 +16,9 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from replayfilter.core.stamp import STAMP_BYTES
-from replayfilter.service import config, kinds
-from replayfilter.service.durations import duration_text, parse_bytes, parse_count, parse_duration
+from replayfilter.service.config import model as config
+from replayfilter.settings import value_types as kinds
+from replayfilter.settings.durations import duration_text, parse_bytes, parse_count, parse_duration
 from replayfilter.spark.counts import REASONS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

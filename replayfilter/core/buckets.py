@@ -25,9 +25,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from replayfilter.core.clock.expiry import INT64_MIN, Rules
 from replayfilter.core.columns import Columns
-from replayfilter.core.expiry import INT64_MIN, Rules
-from replayfilter.core.runs import Run, bloom_masks
+from replayfilter.core.key_run import Run, bloom_masks
 
 MERGE_RATIO = 3  # an older run this many times the newer ones' size or less is merged with them
 MAX_RUN_KEYS = 1 << 20  # keys; a run is one value of the state: 20 MB at 20 bytes a key
@@ -39,7 +39,7 @@ class RunStore(Protocol):
     """Where runs are kept: by content name, immutable."""
 
     def read(self, name: str) -> bytes | memoryview:
-        """The run of that name as :func:`~replayfilter.core.runs.prepare` made it."""
+        """The run of that name as :func:`~replayfilter.core.key_run.prepare` made it."""
 
     def write(self, name: str, data: bytes) -> None:
         """Keep a run, as :meth:`Run.to_bytes` gives it."""

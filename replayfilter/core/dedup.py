@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.buckets import Buckets, Found
-from replayfilter.core.expiry import aged
+from replayfilter.core.clock.expiry import aged
 
 _REMEMBERED = -1  # in place of a row of the batch: the accepted record is of an earlier batch
 

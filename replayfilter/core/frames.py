@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.columns import pack, unpack
 from replayfilter.core.stamp import Stamps
-from replayfilter.core.tide import News
+from replayfilter.core.watermark.watermark_state import Observation
 
 OWN = 1  # decided by this shard; the others are witnesses
 FUTURE = 2  # later than batch time + max_future: moves no clock
@@ -43,7 +43,7 @@ class Frame:
     ``source`` int32[n]: index of the source, -1 for no stamp. ``offset`` int64[n]: stamp offset.
     ``expiry`` int64[n]: expiry key in its unit. ``flags`` uint8[n]. ``hi``, ``lo`` uint64[k]: digests
     of the own rows; ``input_offset`` int64[k]: theirs in the input, of length 0 unless remembered.
-    ``news``: what the run says of the low watermark, if there is one. The run is named by ``topic``,
+    ``observation``: what the run says of the low watermark, if there is one. The run is named by ``topic``,
     ``partition`` and ``first``, its first input offset.
     """
 
@@ -60,13 +60,15 @@ class Frame:
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
     input_offset: NDArray[np.int64]
-    news: News | None = None
+    observation: Observation | None = None
 
     def to_bytes(self) -> bytes:
         """The frame as a column block."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         meta = {"topic": self.topic, "partition": self.partition, "first": self.first}
-        return pack(columns, meta | ({"news": self.news.to_meta()} if self.news is not None else {}))
+        return pack(
+            columns, meta | ({"news": self.observation.to_meta()} if self.observation is not None else {})
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
@@ -75,9 +77,9 @@ class Frame:
         missing = [name for name in (*_NAME, *_COLUMNS) if name not in columns and name not in meta]
         if missing:
             raise ValueError(f"not a frame: the column block has no {', '.join(missing)}")
-        news = News.from_meta(meta["news"]) if "news" in meta else None
+        observation = Observation.from_meta(meta["news"]) if "news" in meta else None
         named: dict[str, Any] = {name: columns[name] for name in _COLUMNS}
-        return cls(**{name: meta[name] for name in _NAME}, news=news, **named)
+        return cls(**{name: meta[name] for name in _NAME}, observation=observation, **named)
 
 
 _NAME = ("topic", "partition", "first")
@@ -115,13 +117,13 @@ def cut_frames(
     shards: int,
     changes: bool = False,
     input_offset: NDArray[np.int64] | None = None,
-    news: News | None = None,
+    observation: Observation | None = None,
 ) -> Cut:
     """Cut the fault-free rows of a run into one frame for each shard.
 
     All arrays have the length of ``rows``, the rows' indexes in the run; ``digests`` is uint64[n, 2],
     (hi, lo). ``stamps`` None: nothing is a replay. ``future`` None: nothing is. ``changes``: see the rules.
-    ``input_offset`` int64[n]: to be remembered with the keys; None: it is not. ``news``: for every shard.
+    ``input_offset`` int64[n]: to be remembered with the keys; None: it is not. ``observation``: for every shard.
     """
     sources = _find_sources(stamps, len(rows))
     offset = stamps.offsets if stamps is not None else np.zeros(len(rows), np.int64)
@@ -158,7 +160,7 @@ def cut_frames(
             Frame(
                 topic, partition, first, sources.pids, sources.partitions, rows[kept], sources.index[kept],
                 offset[kept], expiry[kept], flags[kept] | own[kept].view(np.uint8), hi[own], lo[own],
-                input_offset[own] if len(input_offset) else input_offset, news,
+                input_offset[own] if len(input_offset) else input_offset, observation,
             )
         )  # fmt: skip
     return Cut(frames, replays)

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.buckets import Buckets, Entry, RunStore, directory_columns, directory_entries
-from replayfilter.core.categories import Categories
-from replayfilter.core.columns import Columns, pack, unpack
-from replayfilter.core.dedup import Candidates, find_duplicates
-from replayfilter.core.expiry import (
+from replayfilter.core.clock.categories import Categories
+from replayfilter.core.clock.expiry import (
     MOVED_BY_RECORDS,
     UNKNOWN,
     Rules,
@@ -27,11 +25,13 @@ from replayfilter.core.expiry import (
     latest_points,
     time_in_unit,
 )
+from replayfilter.core.columns import Columns, pack, unpack
+from replayfilter.core.dedup import Candidates, find_duplicates
 from replayfilter.core.frames import FUTURE as FUTURE_FLAG
 from replayfilter.core.frames import OWN, Frame
-from replayfilter.core.marks import MARK_DTYPES, BatchMarks, Marks
-from replayfilter.core.runs import prepared_size
-from replayfilter.core.tide import Tide
+from replayfilter.core.key_run import prepared_size
+from replayfilter.core.replay.marks import MARK_DTYPES, BatchMarks, Marks
+from replayfilter.core.watermark.watermark_state import WatermarkState
 
 STATE_VERSION = 1
 
@@ -58,8 +58,8 @@ class ShardState:
     runs: dict[int, list[Entry]] = field(default_factory=dict)
     categories: Columns | None = None  # clock ``categorical`` only
     places: tuple[tuple[str, int], ...] = ()  # input partitions by number, where origins are remembered
-    tide: Tide | None = None  # where a low watermark is kept
-    edits: int = 0  # edits of marks by hand that were applied so far
+    watermark: WatermarkState | None = None  # where a low watermark is kept
+    mark_changes: int = 0  # edits of marks by hand that were applied so far
 
     @classmethod
     def empty(cls) -> ShardState:
@@ -72,7 +72,7 @@ class ShardState:
             **self.marks.columns(),
             **directory_columns(self.runs.values()),
             **(self.categories or {}),
-            **(self.tide.columns() if self.tide is not None else {}),
+            **(self.watermark.columns() if self.watermark is not None else {}),
         }
 
     @property
@@ -88,8 +88,15 @@ class ShardState:
 
     def to_bytes(self) -> bytes:
         """The state as a column block."""
-        meta = {"version": STATE_VERSION, "latest": self.latest, "places": self.places, "edits": self.edits}
-        return pack(self.columns(), meta | ({"tide": self.tide.meta()} if self.tide is not None else {}))
+        meta = {
+            "version": STATE_VERSION,
+            "latest": self.latest,
+            "places": self.places,
+            "edits": self.mark_changes,
+        }
+        return pack(
+            self.columns(), meta | ({"tide": self.watermark.meta()} if self.watermark is not None else {})
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ShardState:
@@ -100,9 +107,9 @@ class ShardState:
         marks = Marks(**{name: columns[name] for name in MARK_DTYPES})
         categories = {name: column for name, column in columns.items() if name.startswith("category_")}
         places = tuple((topic, partition) for topic, partition in meta["places"])
-        tide = Tide.restore(columns, meta["tide"]) if "tide" in meta else None
-        runs, edits = directory_entries(columns), meta.get("edits", 0)
-        return cls(meta["latest"], marks, runs, categories or None, places, tide, edits)
+        watermark = WatermarkState.restore(columns, meta["tide"]) if "tide" in meta else None
+        runs, mark_changes = directory_entries(columns), meta.get("edits", 0)
+        return cls(meta["latest"], marks, runs, categories or None, places, watermark, mark_changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +181,7 @@ def route_batch(
     start = state.latest
     if rules.clock == "system":
         start = max(start, time_in_unit(batch_time_us, rules.unit))
-    before = state.tide or Tide()
+    before = state.watermark or WatermarkState()
     if rules.clock == "watermark" and before.low != UNKNOWN:
         start = max(start, time_in_unit(before.low, rules.unit))
     clock = _Clock(rules, start, Categories(state.categories) if rules.clock == "categorical" else None)
@@ -188,9 +195,11 @@ def route_batch(
     after = marks.result()
     entries = [entry for bucket in buckets.entries.values() for entry in bucket]
     categories = clock.categories.columns() if clock.categories is not None else None
-    news = [((each.topic, each.partition), each.news) for each in ordered if each.news is not None]
-    tide = before.after(news, rules.tide) if rules.tide is not None else state.tide
-    state_after = ShardState(clock.highest, after, buckets.entries, categories, tuple(places), tide)
+    observation = [
+        ((each.topic, each.partition), each.observation) for each in ordered if each.observation is not None
+    ]
+    watermark = before.after(observation, rules.watermark) if rules.watermark is not None else state.watermark
+    state_after = ShardState(clock.highest, after, buckets.entries, categories, tuple(places), watermark)
     stats = {
         "sources": len(after.mark),
         "gaps": marks.gaps,

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from replayfilter.errors import ConfigError, MissingDependency
-from replayfilter.formats.extractor import FieldExtractor, Reader, TideFields
+from replayfilter.formats.extractor import FieldExtractor, Reader, WatermarkFields
 from replayfilter.formats.fields import Field, Place, parse_field
 from replayfilter.formats.json import JsonReader
 from replayfilter.formats.raw import RawReader
@@ -69,13 +69,13 @@ def build_extractor(spec: KeySpec) -> Extractor:
         reader = _avro_reader(paths, spec.avro)
     else:
         reader = JsonReader(paths) if spec.format == "json" else RawReader()
-    tide = TideFields(origin, time, spec.time_unit) if origin and time else None
-    return FieldExtractor(key, expiry, spec.unit, reader, tide)
+    watermark = WatermarkFields(origin, time, spec.time_unit) if origin and time else None
+    return FieldExtractor(key, expiry, spec.unit, reader, watermark)
 
 
 def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:
     try:
-        from replayfilter.formats.avro import AvroReader
+        from replayfilter.formats.avro.values import AvroReader
 
         return AvroReader(paths, spec)
     except ImportError as error:

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfilter.core.clock.expiry import INT64_MAX, INT64_MIN, UNIT_NS
 from replayfilter.core.digest import Missing, digest_keys
-from replayfilter.core.expiry import INT64_MAX, INT64_MIN, UNIT_NS
-from replayfilter.formats.expiry import read_expiry, read_timestamps
+from replayfilter.formats.expiry_keys import read_expiry, read_timestamps
 from replayfilter.formats.fields import Field, Place, metadata_column
 from replayfilter.formats.spec import Extraction, Fault, Reason, RecordColumns
 
@@ -29,7 +29,7 @@ class Reader(Protocol):
     ) -> Sequence[Sequence[object]]: ...
 
 
-class TideFields(NamedTuple):
+class WatermarkFields(NamedTuple):
     """What is read for the low watermark: who wrote a record, and when, in ``unit``."""
 
     origin: Field
@@ -51,10 +51,20 @@ class FieldExtractor:
         expiry: Field | None,
         unit: str,
         reader: Reader,
-        tide: TideFields | None = None,
+        watermark: WatermarkFields | None = None,
     ) -> None:
-        self._key, self._expiry, self._unit, self._reader, self._tide = key, expiry, unit, reader, tide
-        fields = [*key, *([expiry] if expiry else []), *([tide.origin, tide.time] if tide else [])]
+        self._key, self._expiry, self._unit, self._reader, self._watermark = (
+            key,
+            expiry,
+            unit,
+            reader,
+            watermark,
+        )
+        fields = [
+            *key,
+            *([expiry] if expiry else []),
+            *([watermark.origin, watermark.time] if watermark else []),
+        ]
         self.needs = frozenset(_NEEDS[field.place] for field in fields if field.place in _NEEDS)
 
     def __call__(self, batch: RecordColumns) -> Extraction:
@@ -72,7 +82,9 @@ class FieldExtractor:
             expiry = read_timestamps(batch.timestamps_ms, self._unit, faults)
         else:
             expiry = read_expiry(next(paths), self._expiry.text, self._unit, faults)
-        origins, times_us = self._read_tide(self._tide, paths, batch) if self._tide else ((), None)
+        origins, times_us = (
+            self._read_watermark_fields(self._watermark, paths, batch) if self._watermark else ((), None)
+        )
         digests = digest_keys(key) if key else np.zeros((n, 2), dtype=np.uint64)
 
         bad = sorted(faults)
@@ -80,18 +92,18 @@ class FieldExtractor:
         digests[bad] = 0
         return Extraction(expiry, digests, [faults[row] for row in bad], origins, times_us)
 
-    def _read_tide(
-        self, tide: TideFields, paths: Iterator[Sequence[object]], batch: RecordColumns
+    def _read_watermark_fields(
+        self, watermark: WatermarkFields, paths: Iterator[Sequence[object]], batch: RecordColumns
     ) -> tuple[Sequence[object], NDArray[np.int64]]:
         """Origins and event times in microseconds; who has none is no error, and counts for nothing."""
         missing: dict[int, Fault] = {}
-        inside = tide.origin.place is Place.PATH
-        origins = next(paths) if inside else metadata_column(tide.origin, batch)
-        if tide.time.place is Place.TIMESTAMP:
-            times = read_timestamps(batch.timestamps_ms, tide.unit, missing)
+        inside = watermark.origin.place is Place.PATH
+        origins = next(paths) if inside else metadata_column(watermark.origin, batch)
+        if watermark.time.place is Place.TIMESTAMP:
+            times = read_timestamps(batch.timestamps_ms, watermark.unit, missing)
         else:
-            times = read_expiry(next(paths), tide.time.text, tide.unit, missing)
-        of_ns, us = UNIT_NS[tide.unit], 1_000
+            times = read_expiry(next(paths), watermark.time.text, watermark.unit, missing)
+        of_ns, us = UNIT_NS[watermark.unit], 1_000
         far = INT64_MAX // max(1, of_ns // us)
         times_us = np.clip(times, -far, far) * (of_ns // us) if of_ns >= us else times // (us // of_ns)
         times_us[sorted(missing)] = INT64_MIN

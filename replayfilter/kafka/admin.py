@@ -28,8 +28,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from confluent_kafka.cimpl import NewTopic
 
 from replayfilter.errors import BrokerError, ConfigError
-from replayfilter.kafka.runs import Source
-from replayfilter.kafka.settings import client_settings
+from replayfilter.kafka.chunk import InputPartition
+from replayfilter.kafka.client_settings import client_settings
 
 ANSWER_LIMIT_S = 10.0  # a cluster that is up answers in milliseconds; longer only keeps the user waiting
 BROKER_DEFAULT = -1  # replication factor: what the broker has as its default
@@ -151,7 +151,9 @@ class Cluster:
         self._await_leaders(created)
         return created
 
-    def committed(self, group: str, sources: Iterable[Source], settled: bool = True) -> dict[Source, int]:
+    def committed(
+        self, group: str, sources: Iterable[InputPartition], settled: bool = True
+    ) -> dict[InputPartition, int]:
         """The group's next offsets; sources for which it has none are left out.
 
         ``settled``: wait until no transaction is open that may move them, which for one that a killed
@@ -194,22 +196,22 @@ class Cluster:
                 return fault
             time.sleep(LEADER_POLL_S)
 
-    def begins(self, sources: Iterable[Source]) -> dict[Source, int]:
+    def begins(self, sources: Iterable[InputPartition]) -> dict[InputPartition, int]:
         """The first offset that each input partition still holds."""
         return self._offsets(sources, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # not in its stubs
 
-    def ends(self, sources: Iterable[Source]) -> dict[Source, int]:
+    def ends(self, sources: Iterable[InputPartition]) -> dict[InputPartition, int]:
         """The offset after the last record that a read_committed reader can see now."""
         return self._offsets(sources, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # not in its stubs
 
-    def _offsets(self, sources: Iterable[Source], spec: OffsetSpec) -> dict[Source, int]:
+    def _offsets(self, sources: Iterable[InputPartition], spec: OffsetSpec) -> dict[InputPartition, int]:
         asked = {TopicPartition(topic, number): spec for topic, number in sources}
         if not asked:
             return {}
         futures = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._limit
         )
-        found: dict[Source, int] = {}
+        found: dict[InputPartition, int] = {}
         for at, future in futures.items():
             question = f"the offsets of partition {at.partition} of topic {at.topic!r}"
             found[at.topic, at.partition] = self._answer(future, question).offset

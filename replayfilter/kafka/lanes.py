@@ -36,10 +36,10 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from replayfilter.errors import ConfigError, DeliveryError
+from replayfilter.kafka.chunk import FIRST_MS, Chunk, InputPartition
+from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.offsets import GroupOffsets
 from replayfilter.kafka.refusals import Refusals
-from replayfilter.kafka.runs import FIRST_MS, Run, Source
-from replayfilter.kafka.settings import Settings, client_settings
 from replayfilter.kafka.transactions import (
     STEP_LIMIT_S,
     LaneStats,
@@ -49,7 +49,7 @@ from replayfilter.kafka.transactions import (
     initialise,
     is_fence,
     send_offsets,
-    unwrapped,
+    unwrap_fatal,
 )
 
 TAKEOVERS_MAX = 3  # producers one open() uses up before it gives in to another task that keeps fencing it
@@ -93,7 +93,7 @@ class _Owner:
     """A producer that has initialised the lane, and the next offsets that it knows of."""
 
     producer: Producer
-    delivered: dict[Source, int]
+    delivered: dict[InputPartition, int]
 
 
 class Lanes:
@@ -122,7 +122,7 @@ class Lanes:
             if lane not in self._standbys:
                 self._standbys[lane] = self._make(lane)
 
-    def open(self, lane: int, sources: Iterable[Source] = ()) -> Delivery:
+    def open(self, lane: int, sources: Iterable[InputPartition] = ()) -> Delivery:
         """Own ``lane`` and begin a delivery to it.
 
         ``sources`` are the input partitions of this delivery as far as they are known: their offsets
@@ -157,7 +157,7 @@ class Lanes:
         except KafkaException as error:
             raise _refused_setting(error) from error
 
-    def _still_owns(self, owner: _Owner, sources: Sequence[Source], stats: LaneStats) -> bool:
+    def _still_owns(self, owner: _Owner, sources: Sequence[InputPartition], stats: LaneStats) -> bool:
         """Whether a kept producer owns its lane, asked by sending what it committed last once more."""
         known = next(source for source in (*sources, *owner.delivered) if source in owner.delivered)
         try:
@@ -202,7 +202,7 @@ class Delivery:
         self._lane = lane
         self._owner: _Owner | None = owner
         self._begun = begun
-        self._ends: dict[Source, int] = {}  # what was given to write() so far, as next offsets
+        self._ends: dict[InputPartition, int] = {}  # what was given to write() so far, as next offsets
         self._refusals = Refusals()
 
     def __enter__(self) -> Self:
@@ -214,21 +214,21 @@ class Delivery:
         if self._owner is not None:
             self.abort()
 
-    def know(self, sources: Iterable[Source]) -> None:
+    def know(self, sources: Iterable[InputPartition]) -> None:
         """Read the committed offsets of those sources that aren't known yet, in one request."""
         known = self._owned().delivered
         known.update(
             self._lanes.offsets.read({s for s in sources if s not in known}, self.stats, STEP_LIMIT_S)
         )
 
-    def committed(self, source: Source) -> int:
+    def committed(self, source: InputPartition) -> int:
         """The first input offset of ``source`` that is not delivered yet."""
         delivered = self._owned().delivered
         if source not in delivered:
             self.know([source])
         return delivered[source]
 
-    def write(self, run: Run) -> int:
+    def write(self, run: Chunk) -> int:
         """Write a run's records in their order; returns how many were not left out as delivered before.
 
         Over all calls the offsets of a source must ascend (ValueError). The run's columns must not be
@@ -249,7 +249,7 @@ class Delivery:
         self.stats.written += left
         return left
 
-    def commit(self, next_offsets: Mapping[Source, int]) -> LaneStats:
+    def commit(self, next_offsets: Mapping[InputPartition, int]) -> LaneStats:
         """Commit everything written together with each source's next input offset; returns the counts.
 
         Offsets never go back: those already reached are left out, and with nothing left over there is no
@@ -267,7 +267,7 @@ class Delivery:
         try:
             self._begin()
             send_offsets(owner.producer, ahead, self._lanes.offsets.metadata, self.stats)
-            with unwrapped():
+            with unwrap_fatal():
                 while owner.producer.flush(FLUSH_STEP_S):  # ends, since each record is sent or fails in time
                     self._refusals.raise_first()
             self._refusals.raise_first()  # with a failed record, commit_transaction would wait out its limit
@@ -307,7 +307,7 @@ class Delivery:
             self._owned().producer.begin_transaction()
             self._begun = True
 
-    def _produce(self, run: Run, first: int) -> None:
+    def _produce(self, run: Chunk, first: int) -> None:
         """The hot loop, from row ``first`` on: 0.7 us of Python's thread a record, 1.1 with two headers."""
         self._begin()
         producer, report = self._owned().producer, self._refusals.report_on(run)
@@ -343,7 +343,7 @@ class Delivery:
     def _poll(self, producer: Producer, seconds: float = 0.0) -> None:
         """Take the reports of failed records; raises for them, and for a producer that was fenced."""
         try:
-            with unwrapped():
+            with unwrap_fatal():
                 producer.poll(seconds)
         except KafkaException as error:
             raise self._lost(error.args[0]) from error
@@ -369,7 +369,7 @@ class Delivery:
             self._lanes.keep(self._lane, owner)
         self._owner = None
 
-    def _was_delivered(self, next_offsets: Mapping[Source, int]) -> bool:
+    def _was_delivered(self, next_offsets: Mapping[InputPartition, int]) -> bool:
         """After a failed commit: whether this attempt or another one went through all the same."""
         try:
             reached = self._lanes.offsets.read(next_offsets, self.stats, DECIDED_LIMIT_S)

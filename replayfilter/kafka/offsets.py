@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from replayfilter.errors import DeliveryError
-from replayfilter.kafka.runs import Source
-from replayfilter.kafka.settings import Settings
+from replayfilter.kafka.chunk import InputPartition
+from replayfilter.kafka.client_settings import Settings
 from replayfilter.kafka.transactions import RETRY_S, LaneStats
 
 _NOT_READY = {  # asked again: the coordinator moves, loads, or a commit is still pending
@@ -46,7 +46,9 @@ class GroupOffsets:
         )
         self.metadata: Any = self._consumer.consumer_group_metadata()
 
-    def read(self, sources: Iterable[Source], stats: LaneStats, limit: float) -> dict[Source, int]:
+    def read(
+        self, sources: Iterable[InputPartition], stats: LaneStats, limit: float
+    ) -> dict[InputPartition, int]:
         """The group's stable next offsets, 0 where nothing was ever committed; waits for pending commits."""
         asked = [TopicPartition(topic, number) for topic, number in sources]
         if not asked:

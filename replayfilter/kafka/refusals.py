@@ -8,7 +8,7 @@ from functools import partial
 from confluent_kafka import KafkaError, Message
 
 from replayfilter.errors import DeliveryError
-from replayfilter.kafka.runs import Run, Source
+from replayfilter.kafka.chunk import Chunk, InputPartition
 
 _AFTERMATH = {  # dropped because another record failed, or because the producer lost its lane
     KafkaError._PURGE_QUEUE,
@@ -40,7 +40,13 @@ class Refusals:
         self._first: str | None = None
 
     def add(
-        self, source: Source, offset: int | None, topic: str, number: int, size: int, fault: KafkaError
+        self,
+        source: InputPartition,
+        offset: int | None,
+        topic: str,
+        number: int,
+        size: int,
+        fault: KafkaError,
     ) -> None:
         """Note a refused record; ``size`` is bytes of key and value, ``offset`` None if it isn't known."""
         if self._first is None and fault.code() not in _AFTERMATH:
@@ -51,7 +57,7 @@ class Refusals:
                 f" ({size} bytes of key and value): {fault.str()}; {remedy}, then try the task again"
             )
 
-    def report_on(self, run: Run) -> Callable[[KafkaError | None, Message], None]:
+    def report_on(self, run: Chunk) -> Callable[[KafkaError | None, Message], None]:
         """The delivery report of a whole run: one callable for all rows, as one each costs 1 us."""
         return partial(self._find, run)
 
@@ -60,7 +66,7 @@ class Refusals:
         if self._first is not None:
             raise DeliveryError(self._first)
 
-    def _find(self, run: Run, fault: KafkaError | None, message: Message) -> None:
+    def _find(self, run: Chunk, fault: KafkaError | None, message: Message) -> None:
         if fault is None or self._first is not None or fault.code() in _AFTERMATH:
             return
         topic, number = message.topic() or "?", message.partition() or 0

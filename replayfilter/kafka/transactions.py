@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from replayfilter.kafka.runs import Source
+from replayfilter.kafka.chunk import InputPartition
 
 STEP_LIMIT_S = 60.0  # for init and commit: a broker's restart takes less
 OFFSETS_LIMIT_S = 10.0  # for sending offsets, 2-5 ms as a rule: then a new producer is the better hope
@@ -42,11 +42,13 @@ def initialise(producer: Producer, stats: LaneStats) -> None:
     _insist(producer.init_transactions, stats, STEP_LIMIT_S)
 
 
-def send_offsets(producer: Producer, offsets: dict[Source, int], group: Any, stats: LaneStats) -> None:
+def send_offsets(
+    producer: Producer, offsets: dict[InputPartition, int], group: Any, stats: LaneStats
+) -> None:
     """Add next offsets to the open transaction; of those sent for a source the last ones count."""
     wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
     send = partial(producer.send_offsets_to_transaction, wanted, group)
-    apart(OFFSETS_LIMIT_S, lambda: _insist(send, stats, OFFSETS_LIMIT_S))
+    call_in_thread(OFFSETS_LIMIT_S, lambda: _insist(send, stats, OFFSETS_LIMIT_S))
 
 
 def commit(producer: Producer, stats: LaneStats) -> None:
@@ -56,7 +58,7 @@ def commit(producer: Producer, stats: LaneStats) -> None:
 
 def abort(producer: Producer) -> None:
     """Abort the open transaction; raises KafkaException, after which the next owner will do it."""
-    apart(ABORT_LIMIT_S + 1, lambda: producer.abort_transaction(ABORT_LIMIT_S))
+    call_in_thread(ABORT_LIMIT_S + 1, lambda: producer.abort_transaction(ABORT_LIMIT_S))
 
 
 def discard(producer: Producer) -> None:
@@ -64,11 +66,11 @@ def discard(producer: Producer) -> None:
     producer.purge()
     for _ in range(2):  # the first poll raises the fence, if there was one, and takes no reports
         with suppress(KafkaException):
-            apart(STEP_LIMIT_S, lambda: producer.poll(0))
+            call_in_thread(STEP_LIMIT_S, lambda: producer.poll(0))
 
 
 @contextmanager
-def unwrapped() -> Iterator[None]:
+def unwrap_fatal() -> Iterator[None]:
     """Raise a client's fatal error as the KafkaException that it is.
 
     For every call that takes delivery reports: a report taken after a fatal error finds that error set,
@@ -87,7 +89,7 @@ def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> No
     deadline = time.monotonic() + limit
     while True:
         try:
-            with unwrapped():
+            with unwrap_fatal():
                 return step(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             if not error.args[0].retriable() or time.monotonic() > deadline:
@@ -96,7 +98,7 @@ def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> No
             time.sleep(RETRY_S)
 
 
-def apart(limit: float, step: Callable[[], object]) -> None:
+def call_in_thread(limit: float, step: Callable[[], object]) -> None:
     """Call the client in a thread of its own: where an exception is being handled, or if the call may hang.
 
     A KafkaException that the client raises while another exception is handled keeps that one for ever, with
@@ -109,7 +111,7 @@ def apart(limit: float, step: Callable[[], object]) -> None:
 
     def call() -> None:
         try:
-            with unwrapped():
+            with unwrap_fatal():
                 step()
         except KafkaException as error:
             outcome.append(error)

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replayfilter.spark.library import filter_replays, stamp
+    from replayfilter.spark.jobs import filter_replays, stamp
 
 __all__ = ["filter_replays", "stamp"]
 
@@ -12,4 +12,4 @@ __all__ = ["filter_replays", "stamp"]
 def __getattr__(name: str) -> Any:  # PySpark is imported when one of them is first asked for
     if name not in __all__:
         raise AttributeError(f"module 'replayfilter.spark' has no attribute {name!r}")
-    return getattr(import_module("replayfilter.spark.library"), name)
+    return getattr(import_module("replayfilter.spark.jobs"), name)

@@ -19,32 +19,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from replayfilter.core.expiry import UNKNOWN, future_threshold
+from replayfilter.core.clock.expiry import UNKNOWN, future_threshold
 from replayfilter.core.frames import Cut, cut_frames
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
-from replayfilter.core.tide import WATERMARK_HEADER, News, read_news
+from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, Observation, observe
 from replayfilter.formats import Extraction, RecordColumns
 from replayfilter.spark import worker
 from replayfilter.spark.counts import STAMP_REASON
-from replayfilter.spark.identity import partition_ids, place_of
+from replayfilter.spark.partitioning import assigned_index, partition_ids
+from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.rows import FINGERPRINT, PAYLOAD, FrameRows, Payload
-from replayfilter.spark.settings import PlanSettings
 
 _LOW = re.compile(rb"-?[0-9]{1,19}")
 
 
-def decode_batches(settings: PlanSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def decode_batches(settings: PipelineSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The stage, for mapInArrow: batches of Kafka's rows in, batches of frames out."""
     for batch in batches:
         rows = FrameRows()
-        for run in cut_runs(batch):
+        for run in cut_chunks(batch):
             _Decoding(settings, run).add_to(rows)
         if len(rows):
             yield rows.to_batch()
 
 
-def cut_runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def cut_chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The runs of a batch, without copying."""
     topics, partitions = batch.column("topic"), batch.column("partition").to_numpy()
     changes = np.diff(partitions) != 0
@@ -73,7 +73,7 @@ class _Verdicts:
 class _Decoding:
     """One run while it is decoded."""
 
-    def __init__(self, settings: PlanSettings, run: pa.RecordBatch) -> None:
+    def __init__(self, settings: PipelineSettings, run: pa.RecordBatch) -> None:
         self.settings = settings
         self.run = run
         self.topic: str = run.column("topic")[0].as_py()
@@ -89,11 +89,11 @@ class _Decoding:
         settings, shards = self.settings, partition_ids(self.settings.shards)
         cut = self._cut()
         self.verdicts.route[cut.replays] = Route.REPLAY
-        place = place_of(self.topic, self.partition, settings.lanes)
+        place = assigned_index(self.topic, self.partition, settings.lanes)
         lane = partition_ids(settings.lanes)[place]
         name = (self.topic, self.partition, self.first, self.batch_time)
         for shard, frame in zip(shards, cut.frames, strict=True):
-            if len(frame.row) or frame.news is not None:
+            if len(frame.row) or frame.observation is not None:
                 rows.add(frame.to_bytes(), FINGERPRINT, shard, lane, *name)
         rows.add(self._payload(), PAYLOAD, shards[place % len(shards)], lane, *name)
 
@@ -123,18 +123,18 @@ class _Decoding:
             input_offset=self.run.column("offset").to_numpy()[rows]
             if self.settings.rules.remember_origin
             else None,
-            news=self._news(extraction) if self.settings.rules.tide is not None else None,
+            observation=self._observation(extraction) if self.settings.rules.watermark is not None else None,
         )
 
-    def _news(self, extraction: Extraction) -> News:
+    def _observation(self, extraction: Extraction) -> Observation:
         """How far the origins are, but for records that are errors or too far in the future."""
-        low = carried_low(self.run.column("headers"))
+        low = carried_watermark(self.run.column("headers"))
         if extraction.times_us is None:
-            return News((), np.zeros(0, np.int64), low)
+            return Observation((), np.zeros(0, np.int64), low)
         good = (self.verdicts.route == Route.UNDECIDED) & (extraction.times_us != UNKNOWN)
         good &= extraction.times_us <= self.batch_time + self.settings.max_future_us
         rows = np.flatnonzero(good)
-        return read_news([extraction.origins[row] for row in rows.tolist()], extraction.times_us[rows], low)
+        return observe([extraction.origins[row] for row in rows.tolist()], extraction.times_us[rows], low)
 
     def _columns(self) -> RecordColumns:
         run, needs = self.run, worker.extractor(self.settings.keys).needs
@@ -154,7 +154,7 @@ class _Decoding:
         if self.settings.rules.dedup:
             return extraction.digests[rows]
         # Without keys any shard will do, and with one for the whole run the others need fewest witnesses.
-        place = place_of(self.topic, self.partition, self.settings.shards)
+        place = assigned_index(self.topic, self.partition, self.settings.shards)
         return np.full((len(rows), 2), place, np.uint64)
 
     def _stamps(self) -> Stamps | None:
@@ -229,7 +229,7 @@ def last_headers(headers: pa.Array, name: str) -> pa.Array:
     return pc.struct_field(pairs, "value").take(pa.array(places, mask=places < 0))
 
 
-def carried_low(headers: pa.Array) -> int:
+def carried_watermark(headers: pa.Array) -> int:
     """The largest low watermark that records carry, in microseconds; UNKNOWN if none does."""
     found = pc.unique(last_headers(headers, WATERMARK_HEADER)).to_pylist()
     lows = [int(text) for text in found if text is not None and _LOW.fullmatch(text)]

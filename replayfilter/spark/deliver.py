@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from replayfilter.core.clock.expiry import UNKNOWN
 from replayfilter.core.columns import unpack
-from replayfilter.core.expiry import UNKNOWN
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import stamp_keys
-from replayfilter.core.tide import WATERMARK_HEADER
+from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
 from replayfilter.errors import DeliveryError
+from replayfilter.kafka.chunk import Chunk, Headers, InputPartition
 from replayfilter.kafka.lanes import Delivery
-from replayfilter.kafka.runs import Headers, Run, Source
 from replayfilter.spark import worker
 from replayfilter.spark.counts import LAGGARDS, REASONS_OF_ROUTES, count_row
-from replayfilter.spark.identity import partition_ids
+from replayfilter.spark.partitioning import partition_ids
+from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.rows import PAYLOAD, STATS, Payload
-from replayfilter.spark.settings import PlanSettings
 
 FIRST_HEADER = "rf-first"  # of a duplicate: topic/partition/offset of the record that it repeats
 _COUNTED = {
@@ -51,7 +51,9 @@ class _Row(NamedTuple):
     body: pa.Buffer
 
 
-def deliver_batches(settings: PlanSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def deliver_batches(
+    settings: PipelineSettings, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """The stage, for mapInArrow: one lane's rows in (stats, then routes, then payloads), counts out.
 
     Raises DeliveryError if a record has no route or more than one; nothing of the lane is delivered then.
@@ -101,11 +103,11 @@ class _Routes:
             }
             self._firsts.setdefault(name, {}).update(firsts)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[InputPartition]:
         """The input partitions that the routes are for."""
         return list(dict.fromkeys((name.topic, name.partition) for name in self._parts))
 
-    def put_on(self, name: _Name, decided: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def apply_to(self, name: _Name, decided: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The routes of all rows of a run; ``decided`` has those that decode knew, else 0."""
         codes = decided.copy()
         parts = self._parts.pop(name, [])
@@ -138,7 +140,7 @@ class _Routes:
 class _Lane:
     """The records of one lane's batch on their way out."""
 
-    def __init__(self, settings: PlanSettings, routes: _Routes, delivery: Delivery, low: int) -> None:
+    def __init__(self, settings: PipelineSettings, routes: _Routes, delivery: Delivery, low: int) -> None:
         self._settings, self._routes, self._delivery, self._low = settings, routes, delivery, low
         self._counts: Counter[str] = Counter()
         self._oldest_ms: int | None = None
@@ -153,7 +155,7 @@ class _Lane:
 
     def deliver(self, rows: Iterator[_Row]) -> Counter[str]:
         """Write all runs and commit; the counts of the lane."""
-        ends: dict[Source, int] = {}
+        ends: dict[InputPartition, int] = {}
         worked = 0.0
         for row in rows:
             begun = time.perf_counter()
@@ -180,7 +182,7 @@ class _Lane:
 
     def _write(self, name: _Name, payload: Payload) -> None:
         records, settings = payload.records, self._settings
-        codes = self._routes.put_on(name, records.column("route").to_numpy())
+        codes = self._routes.apply_to(name, records.column("route").to_numpy())
         self._count(codes, records)
         if settings.rules.remember_origin:
             records = records.append_column("first", self._routes.firsts_of(name, records.num_rows))
@@ -193,9 +195,9 @@ class _Lane:
         else:
             keys = records.column("key").to_pylist()
         headers = _headers(records, codes)
-        if settings.rules.tide is not None:
+        if settings.rules.watermark is not None:
             headers = _with_low(headers or [None] * records.num_rows, self._low)
-        run = Run(
+        run = Chunk(
             (name.topic, name.partition),
             offsets.tolist(),
             self._topics[codes].tolist(),

@@ -15,14 +15,16 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from replayfilter.errors import SparkLost
+from replayfilter.spark.batch_size import batch_limit
 from replayfilter.spark.failures import explain
-from replayfilter.spark.plan import OBSERVED, build_plan
+from replayfilter.spark.pipeline import OBSERVED, build_pipeline
+from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
-from replayfilter.spark.settings import PlanSettings
-from replayfilter.spark.sizing import batch_limit
 
 POLL_SECONDS = 0.05
-OUTGROWN = 2.0  # a batch of so many times batch_bytes ends the query: the next start takes fewer records
+OVERSIZE_RESTART_FACTOR = (
+    2.0  # a batch of so many times batch_bytes ends the query: the next start takes fewer records
+)
 _IDLE = ("Waiting for data to arrive", "Waiting for next trigger", "Stopped")  # Spark's words
 
 Progress = Mapping[str, Any]
@@ -38,16 +40,16 @@ class Service:
     ``on_batch`` are called with Spark's progress of each finished batch as a dict, by the thread that waits;
     its ``observedMetrics`` hold the batch's counts (see counts.py) under the name ``counts``.
 
-    ``heard``: when Spark last answered, Unix seconds. ``starts_anew``: the query ended by itself, to be
+    ``last_response_at``: when Spark last answered, Unix seconds. ``restart_requested``: the query ended by itself, to be
     started again: a batch had more than twice ``batch_bytes``, so it will take fewer records at once, or
-    there are other settings, see ``renew``.
+    there are other settings, see ``restart_with``.
 
     ``shared``: descriptors for the JVM to hold as long as it lives, as of a lock on the checkpoint.
     """
 
     def __init__(
         self,
-        settings: PlanSettings,
+        settings: PipelineSettings,
         on_batch: Sequence[Callable[[Progress], None]] = (),
         shared: Sequence[int] = (),
     ) -> None:
@@ -57,9 +59,9 @@ class Service:
         self._last_seen = -1
         self._limit = settings.batch_records
         self._stopping = threading.Event()
-        self.heard = time.time()
-        self.starts_anew = False
-        self._renewed: PlanSettings | None = None
+        self.last_response_at = time.time()
+        self.restart_requested = False
+        self._next_settings: PipelineSettings | None = None
 
     def start(self, once: bool = False) -> None:
         """Begin, and return as soon as the query runs. ``once``: end when all that is there now is handled.
@@ -67,12 +69,12 @@ class Service:
         Raises MissingDependency without Java or jars, BrokerError if no broker answers, and SparkLost if the
         JVM has ended.
         """
-        self.starts_anew, self.heard = False, time.time()
-        renewed, self._renewed = self._renewed, None
+        self.restart_requested, self.last_response_at = False, time.time()
+        renewed, self._next_settings = self._next_settings, None
         self._settings = renewed or self._settings
         limit = min(self._limit, batch_limit(self._settings))
         with _jvm_needed():
-            plan = build_plan(start_session(self._settings, self._shared), self._settings, limit)
+            plan = build_pipeline(start_session(self._settings, self._shared), self._settings, limit)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             if once:
@@ -91,10 +93,10 @@ class Service:
         asked_at: int | None = None
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
-                self.heard = time.time()
+                self.last_response_at = time.time()
                 self._report(query)
-                self.starts_anew = self.starts_anew or self._renewed is not None
-                if self._stopping.is_set() or self.starts_anew:
+                self.restart_requested = self.restart_requested or self._next_settings is not None
+                if self._stopping.is_set() or self.restart_requested:
                     if asked_at is None:
                         asked_at = self._last_seen
                     if self._last_seen > asked_at or query.status["message"] in _IDLE:
@@ -108,12 +110,12 @@ class Service:
         """Let the batch in hand finish, then end; ``await_end`` returns when that is done."""
         self._stopping.set()
 
-    def renew(self, settings: PlanSettings) -> None:
+    def restart_with(self, settings: PipelineSettings) -> None:
         """Go on with other settings: the batch in hand finishes, then the query ends to be started again.
 
         They may differ only in what is free to change on a checkpoint. Any thread may call it.
         """
-        self._renewed = settings
+        self._next_settings = settings
 
     @property
     def query(self) -> StreamingQuery:
@@ -144,11 +146,11 @@ class Service:
     def _watch_size(self, progress: Progress) -> None:
         """The limit was reckoned from a few records at the topics' ends; larger ones may have come since."""
         size = progress["observedMetrics"].get(OBSERVED, {}).get("bytes", 0)
-        if size > OUTGROWN * self._settings.batch_bytes and progress["numInputRows"] > 1:
+        if size > OVERSIZE_RESTART_FACTOR * self._settings.batch_bytes and progress["numInputRows"] > 1:
             average = size / progress["numInputRows"]
             limit = max(1, int(self._settings.batch_bytes / average))
             if limit < self._limit:
-                self.starts_anew, self._limit = True, limit
+                self.restart_requested, self._limit = True, limit
 
 
 @contextlib.contextmanager

@@ -18,19 +18,19 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from replayfilter.core.columns import Columns, pack
-from replayfilter.core.edits import due_edits, edited
 from replayfilter.core.frames import Frame
-from replayfilter.core.laggards import laggards_of
+from replayfilter.core.key_run import prepare
+from replayfilter.core.replay.mark_changes import apply_changes, due_changes
 from replayfilter.core.routing import Batch, ShardState, route_batch
-from replayfilter.core.runs import prepare
-from replayfilter.core.tide import Tide
+from replayfilter.core.watermark.laggards import laggards_of
+from replayfilter.core.watermark.watermark_state import WatermarkState
 from replayfilter.errors import CheckpointError
 from replayfilter.spark import worker
 from replayfilter.spark.counts import LAGGARDS
-from replayfilter.spark.identity import partition_ids, place_of
+from replayfilter.spark.partitioning import assigned_index, partition_ids
+from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.rows import COLUMNS, ROUTES, STATS
-from replayfilter.spark.runcache import RunCache
-from replayfilter.spark.settings import PlanSettings
+from replayfilter.spark.run_cache import RunCache
 
 
 class Router(StatefulProcessor):
@@ -40,7 +40,7 @@ class Router(StatefulProcessor):
     runs by name. Each access costs 0.1 ms whatever its size, so there are few of them and they are large.
     """
 
-    def __init__(self, settings: PlanSettings) -> None:
+    def __init__(self, settings: PipelineSettings) -> None:
         self._settings = settings
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -59,18 +59,26 @@ class Router(StatefulProcessor):
         kept = self._state.get()
         state = ShardState.empty() if kept is None else ShardState.from_bytes(bytes(kept[0]))
         store = StateRuns(self._runs, worker.run_cache(settings.cache_bytes))
-        edits = due_edits(settings.edits, state.edits, _batch_id()) if settings.edits else []
-        state = replace(state, marks=edited(state.marks, edits, batch_time))
+        mark_changes = (
+            due_changes(settings.mark_changes, state.mark_changes, _batch_id())
+            if settings.mark_changes
+            else []
+        )
+        state = replace(state, marks=apply_changes(state.marks, mark_changes, batch_time))
         batch = route_batch(frames, settings.rules, state, store, batch_time)
-        self._state.update((replace(batch.state, edits=state.edits + len(edits)).to_bytes(),))
+        self._state.update(
+            (replace(batch.state, mark_changes=state.mark_changes + len(mark_changes)).to_bytes(),)
+        )
 
         counts: dict[str, int | str] = {f"state_{name}": value for name, value in batch.stats.items()}
         counts |= {"cache_hits": store.hits, "cache_misses": store.misses}
-        counts["watermark_us"] = max(0, batch.state.tide.low) if batch.state.tide is not None else 0
+        counts["watermark_us"] = max(0, batch.state.watermark.low) if batch.state.watermark is not None else 0
         shard = int(key[0])
-        if settings.rules.tide is not None and shard == partition_ids(settings.shards)[0]:
+        if settings.rules.watermark is not None and shard == partition_ids(settings.shards)[0]:
             # What origins bring goes to every shard, so the first one has a part in every batch.
-            counts[LAGGARDS] = laggards_of(batch.state.tide or Tide(), settings.rules.tide).to_text()
+            counts[LAGGARDS] = laggards_of(
+                batch.state.watermark or WatermarkState(), settings.rules.watermark
+            ).to_text()
         counts["route_us"] = round((time.perf_counter() - begun) * 1e6)
         counts["low"] = batch.low
         yield pd.DataFrame(self._answers(shard, batch, counts, batch_time), columns=COLUMNS)
@@ -82,7 +90,7 @@ class Router(StatefulProcessor):
         lane = ids[partition_ids(self._settings.shards).index(shard) % len(ids)]
         rows = [(STATS, shard, lane, "", 0, 0, batch_time, json.dumps(counts).encode())]
         for routes in batch.routes:
-            lane = ids[place_of(routes.topic, routes.partition, len(ids))]
+            lane = ids[assigned_index(routes.topic, routes.partition, len(ids))]
             columns: Columns = {"rows": routes.rows, "codes": routes.codes}
             names: list[str] = []
             if (origins := routes.origins) is not None:

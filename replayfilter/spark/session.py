@@ -15,10 +15,10 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from replayfilter.errors import MissingDependency
-from replayfilter.jars import spark_jars
-from replayfilter.java import java
-from replayfilter.spark import classes
-from replayfilter.spark.settings import PlanSettings
+from replayfilter.jvm import class_archive as classes
+from replayfilter.jvm.jars import spark_jars
+from replayfilter.jvm.java import java
+from replayfilter.spark.pipeline_settings import PipelineSettings
 
 _TASK_ATTEMPTS = 4  # plain local[n] never tries a failed task again
 _BATCH_BYTES = 16 << 20  # of one Arrow batch: 4,000 records of 1 MB would be more than Arrow can hold
@@ -65,7 +65,7 @@ _CHATTER = re.compile(
 )
 
 
-def start_session(settings: PlanSettings, shared: Sequence[int] = ()) -> SparkSession:
+def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> SparkSession:
     """The process's Spark session, started if need be; its JVM then holds the descriptors ``shared``, too.
 
     Raises MissingDependency without Java or jars. A process has one session, as its first call set it up.

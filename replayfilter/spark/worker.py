@@ -12,8 +12,8 @@ from pathlib import Path
 
 from replayfilter.formats import Extractor, KeySpec, build_extractor
 from replayfilter.kafka.lanes import Lanes
-from replayfilter.spark.runcache import RunCache
-from replayfilter.spark.settings import PlanSettings
+from replayfilter.spark.pipeline_settings import PipelineSettings
+from replayfilter.spark.run_cache import RunCache
 
 _lanes: dict[tuple[str, str], Lanes] = {}
 
@@ -24,7 +24,7 @@ def extractor(spec: KeySpec) -> Extractor:
     return build_extractor(spec)
 
 
-def lanes(settings: PlanSettings) -> Lanes:
+def lanes(settings: PipelineSettings) -> Lanes:
     """This worker's lanes of the service."""
     name = settings.service, settings.bootstrap
     if name not in _lanes:

@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Path
 
-from replayfilter.watermark import answers, api
-from replayfilter.watermark.config import ServerConfig
-from replayfilter.watermark.keeper import Keeper
+from replayfilter.watermark import api
+from replayfilter.watermark import responses as answers
+from replayfilter.watermark.server_config import ServerConfig
 from replayfilter.watermark.store import Store
 from replayfilter.watermark.table import Refused, Table, known
 from replayfilter.watermark.times import parse_time
+from replayfilter.watermark.writer import Keeper
 
 WAIT_SECONDS = 30  # the longest that one request waits
 POINTS = 2_000  # of a history in one answer

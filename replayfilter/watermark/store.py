@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from replayfilter.core.expiry import UNKNOWN
-from replayfilter.core.stages import Lows
+from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.watermark.stages import Lows
 from replayfilter.errors import WatermarkError
 from replayfilter.watermark.table import Changes, OriginRow, Partition
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfilter.core.expiry import UNKNOWN
-from replayfilter.core.stages import Lows, Stages
-from replayfilter.core.watermark import NOWHERE, LowWatermark
+from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.watermark.low_watermark import NOWHERE, LowWatermark
+from replayfilter.core.watermark.stages import Lows, Stages
 from replayfilter.watermark.api import (
     NAMES,
     Laggards,
@@ -23,7 +23,7 @@ from replayfilter.watermark.api import (
     RosterChanged,
     StageLows,
 )
-from replayfilter.watermark.config import StageConfig
+from replayfilter.watermark.server_config import StageConfig
 
 BY_CONFIG, BY_REQUEST = "config", "request"  # who put an origin into the roster
 
@@ -112,7 +112,7 @@ class StageRow:
 
     def __init__(self, config: StageConfig) -> None:
         self.config = config
-        self.roster = LowWatermark(config.completeness, idle_when_drained=config.idle == "backlog")
+        self.roster = LowWatermark(config.completeness, idle_when_caught_up=config.idle == "backlog")
         self.since_us = np.zeros(0, np.int64)
         self.declared_by: dict[str, str] = {}
         self.partitions: dict[str, Partition] = {}
@@ -145,7 +145,7 @@ class StageRow:
         self.declared_by = {row.name: row.declared_by for row in origins}
         for name, partition in partitions.items():
             self.partitions[name] = partition
-            self.roster.drained(self.place(name), partition.backlog == 0)
+            self.roster.set_caught_up(self.place(name), partition.backlog == 0)
 
     def place(self, partition: str) -> int:
         """The number by which the roster knows a partition."""
@@ -210,7 +210,7 @@ class StageRow:
         assert kept is not None
         lows = [each.low for each in (before, partition) if each is not None and each.low is not None]
         self.partitions[name] = replace(kept.following(before), low=max(lows, default=None))
-        self.roster.drained(self.place(name), kept.backlog == 0)
+        self.roster.set_caught_up(self.place(name), kept.backlog == 0)
         self.changed_partitions.add(name)
         self.stale_view = True
         return fresh
@@ -324,7 +324,7 @@ class Table:
         if partition not in row.partitions:
             raise Refused(404, "no such partition", "partition", partition, "GET /v1/stages names them")
         del row.partitions[partition]
-        row.roster.drained(row.place(partition), False)
+        row.roster.set_caught_up(row.place(partition), False)
         row.changed_partitions.add(partition)
         row.stale_view = True
 

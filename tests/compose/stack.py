@@ -14,11 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from replayfilter.demo.check import Found, compare
+from replayfilter.demo.feed import PARTITIONS, TOPIC
+from replayfilter.demo.kafka_io import read_topic
+from replayfilter.demo.stream import OUTPUTS, ROUTES, Record, expected_routes
 from replayfilter.kafka.admin import Cluster
-from replayfilter.service.demo_check import Found, compare
-from replayfilter.service.demo_feed import PARTITIONS, TOPIC
-from replayfilter.service.demo_stream import OUTPUTS, ROUTES, Record, expected_routes
-from replayfilter.service.demo_topics import read_topic
 
 ROOT = Path(__file__).parents[2]
 PORTS = ("KAFKA_PORT", "HTTP_PORT", "CLUSTER_HTTP_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")

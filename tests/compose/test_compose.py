@@ -19,7 +19,7 @@ def test_the_image_is_small_holds_all_it_needs_and_is_nobodys_root(stack: Stack)
     assert image["Size"] < SMALL
     assert image["Config"]["User"] == "10001:10001"
     said = docker("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python", IMAGE,
-                  "-m", "replayfilter.jars")  # fmt: skip
+                  "-m", "replayfilter.jvm.jars")  # fmt: skip
     assert "fetching" not in said
     assert any(line.endswith("spark-sql-kafka-0-10_2.13-4.0.0.jar") for line in said.splitlines())
 

@@ -16,7 +16,7 @@ import numpy as np
 from replayfilter.core.columns import pack, unpack
 from replayfilter.core.stamp import STAMP_BYTES, Stamp, parse_stamps
 from replayfilter.formats import AvroSpec, Extractor, KeySpec, RecordColumns, build_extractor
-from replayfilter.formats.avro_shape import SchemaError, shape_of
+from replayfilter.formats.avro.shape import SchemaError, shape_of
 
 
 def split(data: bytes) -> list[bytes | None]:

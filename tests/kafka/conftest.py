@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kafka.clients import asleep, clients
+from tests.support.clients import asleep, clients
 
 _before = {"clients": 0, "asleep": 0}
 

@@ -19,10 +19,10 @@ from confluent_kafka.cimpl import NewTopic
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import ConfigError, DeliveryError
 from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.chunk import Chunk, InputPartition
 from replayfilter.kafka.lanes import Delivery, Lanes
-from replayfilter.kafka.runs import Run, Source
 from replayfilter.kafka.transactions import LaneStats, send_offsets
-from tests.kafka.clients import clients
+from tests.support.clients import clients
 
 PARTITIONS, LANES = 4, 2
 OLD_MS = 1_700_000_000_000
@@ -48,13 +48,13 @@ class Stage:
     def lanes(self, **options: str) -> Lanes:
         return Lanes(self.bootstrap, self.service, {k.replace("_", "."): v for k, v in options.items()})
 
-    def sources(self, lane: int) -> list[Source]:
+    def sources(self, lane: int) -> list[InputPartition]:
         return [(self.service, number) for number in range(PARTITIONS) if number % LANES == lane]
 
-    def run(self, source: Source, first: int, end: int) -> Run:
+    def run(self, source: InputPartition, first: int, end: int) -> Chunk:
         """Input offsets first..end-1, even ones to the first topic, odd ones to the second."""
         offsets = list(range(first, end))
-        return Run(
+        return Chunk(
             source,
             offsets,
             [self.outputs[offset % 2] for offset in offsets],
@@ -136,7 +136,7 @@ def insist(stage: Stage, lanes: Lanes, lane: int, first: int, end: int) -> LaneS
     raise AssertionError("eight attempts failed")
 
 
-def deliver_run(lanes: Lanes, run: Run) -> None:
+def deliver_run(lanes: Lanes, run: Chunk) -> None:
     with lanes.open(0, [run.source]) as delivery:
         delivery.write(run)
         delivery.commit({run.source: run.offsets[-1] + 1})
@@ -478,7 +478,7 @@ def test_records_pass_through_as_they_are(stage: Stage) -> None:
     lanes = Stage(stage.bootstrap, **{"max.message.bytes": "2000000"})
     topic = lanes.outputs[0]
     with lanes.lanes().open(0) as delivery:
-        delivery.write(Run(source, [5, 7, 8, 9, 12], [topic] * 5, [2] * 5, keys, values, stamps, headers))
+        delivery.write(Chunk(source, [5, 7, 8, 9, 12], [topic] * 5, [2] * 5, keys, values, stamps, headers))
         delivery.commit({source: 13})
     got = lanes.read()[topic, 2]
     assert [m.key() for m in got] == keys

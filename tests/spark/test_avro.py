@@ -11,9 +11,9 @@ from replayfilter.core.routing import Route
 from replayfilter.errors import RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.kafka.admin import Cluster
-from tests.spark.pipelines import Pipeline, record
-from tests.unit.registry_server import RegistryServer
-from tests.unit.test_registry import FAST, encoded
+from tests.formats.test_registry import FAST, encoded
+from tests.support.pipelines import Pipeline, record
+from tests.support.registry_server import RegistryServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

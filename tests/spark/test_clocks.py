@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from replayfilter.core.expiry import Rules
+from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.routing import Route
 from replayfilter.formats import KeySpec
-from tests.spark.pipelines import Pipeline, record
+from tests.support.pipelines import Pipeline, record
 
 
 def event(id_: int, key: object) -> bytes:

@@ -16,9 +16,9 @@ from replayfilter.core.stamp import Stamp
 from replayfilter.errors import DeliveryError
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
-from replayfilter.spark.settings import Output
-from tests.spark.pipelines import Pipeline, order, record
-from tests.spark.service_process import wait_for
+from replayfilter.spark.pipeline_settings import Output
+from tests.support.pipelines import Pipeline, order, record
+from tests.support.service_process import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

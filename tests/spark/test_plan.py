@@ -16,13 +16,13 @@ from replayfilter.core.routing import STATS
 from replayfilter.core.stamp import Stamp
 from replayfilter.errors import CheckpointError, DeliveryError, ReplayfilterError
 from replayfilter.spark import counts
-from replayfilter.spark.decode import cut_runs, last_headers, read_stamps
+from replayfilter.spark.decode import cut_chunks, last_headers, read_stamps
 from replayfilter.spark.deliver import _Name, _Routes
 from replayfilter.spark.failures import explain
-from replayfilter.spark.identity import partition_ids, place_of, spark_hash
+from replayfilter.spark.partitioning import assigned_index, partition_ids, spark_hash
 from replayfilter.spark.query import Service
-from replayfilter.spark.runcache import RunCache
-from tests.spark.pipelines import Pipeline, order, record
+from replayfilter.spark.run_cache import RunCache
+from tests.support.pipelines import Pipeline, order, record
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -88,7 +88,7 @@ def test_partition_ids_are_sparks(bootstrap: str, tmp_path: Path, count: int) ->
 
 def test_places_of_a_topic_are_spread_evenly() -> None:
     for count in (2, 3, 5):
-        places = [place_of("orders", partition, count) for partition in range(count * 2)]
+        places = [assigned_index("orders", partition, count) for partition in range(count * 2)]
         assert sorted(places) == sorted([*range(count)] * 2)
 
 
@@ -98,10 +98,10 @@ def test_runs_are_cut_where_the_input_partition_changes() -> None:
         "partition": pa.array([0, 0, 1, 1, 1], pa.int32()),
         "offset": [5, 6, 1, 1, 2],
     })  # fmt: skip
-    runs = [(run.column("topic")[0].as_py(), run.column("offset").to_pylist()) for run in cut_runs(batch)]
+    runs = [(run.column("topic")[0].as_py(), run.column("offset").to_pylist()) for run in cut_chunks(batch)]
     assert runs == [("a", [5, 6]), ("a", [1]), ("b", [1, 2])]
-    assert [run.num_rows for run in cut_runs(batch.slice(1, 1))] == [1]
-    assert list(cut_runs(batch.slice(0, 0))) == []
+    assert [run.num_rows for run in cut_chunks(batch.slice(1, 1))] == [1]
+    assert list(cut_chunks(batch.slice(0, 0))) == []
 
 
 def test_stamps_of_a_slice() -> None:
@@ -141,7 +141,7 @@ def test_each_record_gets_exactly_one_route() -> None:
     name = _Name("t", 0, 5)
     given = routes(([0, 3], [1, 2]), ([2], [3]))
     assert given.sources() == [("t", 0)]
-    assert given.put_on(name, decided).tolist() == [1, 5, 3, 2]
+    assert given.apply_to(name, decided).tolist() == [1, 5, 3, 2]
     given.check_used_up()
     for wrong in (
         routes(([0, 3], [1, 2])),  # row 2 has none
@@ -152,7 +152,7 @@ def test_each_record_gets_exactly_one_route() -> None:
         routes(),
     ):
         with pytest.raises(DeliveryError, match=r"t\[0\] from offset 5"):
-            wrong.put_on(name, decided)
+            wrong.apply_to(name, decided)
     with pytest.raises(DeliveryError, match="no records"):
         routes(([0], [1])).check_used_up()
 

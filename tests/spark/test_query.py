@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from replayfilter.errors import SparkLost
 from replayfilter.spark import query
 from replayfilter.spark.query import Progress, Service
-from tests.spark.service_process import command_of, descendants
+from tests.support.service_process import command_of, descendants
 
 SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
 
@@ -62,14 +62,14 @@ def test_what_a_living_jvm_complains_of_is_not_taken_for_its_end(monkeypatch: py
 
 RESTART = """
 import sys
-from replayfilter.core.expiry import Rules
+from replayfilter.core.clock.expiry import Rules
 from replayfilter.errors import SparkLost
 from replayfilter.formats import KeySpec
 from replayfilter.spark import query
 from replayfilter.spark.session import start_session
-from replayfilter.spark.settings import PlanSettings
+from replayfilter.spark.pipeline_settings import PipelineSettings
 
-settings = PlanSettings(
+settings = PipelineSettings(
     service="lost", checkpoint="", bootstrap="127.0.0.1:1", topics=("t",),
     keys=KeySpec("raw", (), None, "ms"),
     rules=Rules(dedup=False), outputs={}, pids={}, shards=1, lanes=1, master="local[1]",

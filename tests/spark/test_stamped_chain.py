@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from replayfilter.kafka.admin import Cluster
-from tests.kafka.scenario import check_exact, contents, fill, run_job
-from tests.kafka.topics import new_topic, read_all
-from tests.spark.service_process import ServiceProcess
+from tests.support.service_process import ServiceProcess
+from tests.support.stamped_job import check_exact, contents, fill, run_job
+from tests.support.topics import new_topic, read_all
 
 CONFIG = """\
 [service]

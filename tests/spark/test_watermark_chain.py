@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from replayfilter.core.expiry import Rules
+from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.routing import Route
-from replayfilter.core.tide import WATERMARK_HEADER, TideRules
+from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, WatermarkRules
 from replayfilter.formats import KeySpec
-from replayfilter.service.batch import read_batch
-from replayfilter.spark.identity import output_pid
-from tests.spark.pipelines import Pipeline, record
+from replayfilter.service.monitor.batch import read_batch
+from replayfilter.spark.partitioning import output_pid
+from tests.support.pipelines import Pipeline, record
 
 HOUR_MS, START_MS = 3_600_000, 1_700_000_000_000
 
@@ -33,8 +33,8 @@ def lows(pipeline: Pipeline, route: Route) -> dict[int, int | None]:
 
 
 def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Path) -> None:
-    tide = TideRules(("a", "b", "c"), "0.6")  # one of three may lag
-    rules = Rules(clock="watermark", period=HOUR_MS, span=HOUR_MS // 12, tide=tide)
+    watermark = WatermarkRules(("a", "b", "c"), "0.6")  # one of three may lag
+    rules = Rules(clock="watermark", period=HOUR_MS, span=HOUR_MS // 12, watermark=watermark)
     keys = KeySpec("json", ("id",), "ts", "ms", origin="host", time="ts", time_unit="ms")
     first = Pipeline(bootstrap, tmp_path, "tide", rules=rules, keys=keys)
     first.publish([record(event(1, "a", 5)), record(event(2, "b", 3), partition=1)])
@@ -68,7 +68,7 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
     topic = first.topic_of(Route.UNIQUE)
     chained = Pipeline(
         bootstrap, tmp_path, "tide2", topics=(topic,), pids={topic: output_pid("c", "t", "tide2")},
-        rules=Rules(period=100 * HOUR_MS, span=HOUR_MS, tide=TideRules(None, partitions={topic: 2})),
+        rules=Rules(period=100 * HOUR_MS, span=HOUR_MS, watermark=WatermarkRules(None, partitions={topic: 2})),
     )  # fmt: skip
     chained.run_once()
     (brought,) = (read_batch(progress, 0.0).laggards for progress in chained.progress)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from replayfilter.service.cli import app
-from tests.watermark.server_process import ServerProcess, write_config
+from replayfilter.service.cli.main import app
+from tests.support.server_process import ServerProcess, write_config
 
 runner = CliRunner()
 STAGES = '[stages.web]\nroster = ["a", "b", "c"]\ncompleteness = "0.6"'

@@ -16,7 +16,7 @@ import pytest
 from replayfilter.errors import WatermarkError
 from replayfilter.watermark.api import Report
 from replayfilter.watermark.client import ORIGINS, WatermarkClient, merged, requests_of, watch
-from tests.watermark.server_process import ServerProcess, write_config
+from tests.support.server_process import ServerProcess, write_config
 
 NOBODY = "http://127.0.0.1:1"
 STAGES = '[stages.web]\nroster = ["a", "b"]\n[stages.next]\nupstream = ["web"]'

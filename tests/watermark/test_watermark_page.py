@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.watermark.server_process import ServerProcess, write_config
+from tests.support.server_process import ServerProcess, write_config
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt install chromium")

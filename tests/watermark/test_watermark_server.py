@@ -19,7 +19,7 @@ import pytest
 
 from replayfilter.watermark import api
 from replayfilter.watermark.server import ROUTES
-from tests.watermark.server_process import ServerProcess, write_config
+from tests.support.server_process import ServerProcess, write_config
 
 STAGES = """
 [stages.web]

@@ -12,7 +12,7 @@ import pytest
 
 from replayfilter.errors import WatermarkError
 from replayfilter.watermark.store import Fenced, Store
-from tests.watermark.server_process import ServerProcess, write_config
+from tests.support.server_process import ServerProcess, write_config
 
 STAGES = '[stages.web]\nroster = ["a", "b"]'
 

@@ -1,0 +1,1 @@
+"""For other teams' code, without Spark: a stamping producer, a filtering consumer, producer ids."""

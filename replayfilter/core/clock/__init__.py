@@ -1,0 +1,1 @@
+"""Clocks: what time it is for a record, and which records have expired."""

@@ -1,0 +1,1 @@
+"""Low watermarks: the arithmetic of rosters, what records carry, who lags, stages."""

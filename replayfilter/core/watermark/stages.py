@@ -1,0 +1,70 @@
+"""Stages of processing and their low watermarks.
+
+Rules (design, section 6): the input low of a stage is the smallest of the upstream stages' output lows and
+of what it knows itself (its roster, or the watermarks that its input partitions brought); its output
+low is the smaller of its input low and its oldest unfinished work. Neither goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from replayfilter.core.clock.expiry import UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Lows:
+    """The watermarks of a stage: nothing older comes in, nothing older goes out."""
+
+    input: int = UNKNOWN
+    output: int = UNKNOWN
+
+
+class Stages:
+    """The graph of stages and their watermarks, as ``upstream`` says what each stage reads.
+
+    Raises ``ValueError`` for a cycle, or an upstream stage that there is not.
+
+    >>> stages = Stages({"parse": [], "join": ["parse"]})
+    >>> stages.settle({"parse": 9}, {"parse": 7})
+    >>> stages.lows["join"]
+    Lows(input=7, output=7)
+    """
+
+    def __init__(self, upstream: Mapping[str, Sequence[str]], lows: Mapping[str, Lows] | None = None) -> None:
+        for stage, names in upstream.items():
+            for name in names:
+                if name not in upstream:
+                    raise ValueError(f'stage "{stage}" reads "{name}", which is not a stage; declare it too')
+        try:
+            self.order = tuple(TopologicalSorter(upstream).static_order())
+        except CycleError as error:
+            circle = " -> ".join(error.args[1][::-1])
+            raise ValueError(f"stages read one another in a circle: {circle}; take out one edge") from None
+        self.upstream = {stage: tuple(names) for stage, names in upstream.items()}
+        self.lows = {stage: (lows or {}).get(stage, Lows()) for stage in self.order}
+
+    def settle(self, own: Mapping[str, int], oldest: Mapping[str, int]) -> None:
+        """Move all watermarks as far as they may.
+
+        ``own``: what a stage knows itself of its input; ``oldest``: its oldest unfinished work, if any. A
+        stage that reads nothing and knows nothing stays where it is.
+        """
+        for stage in self.order:
+            bounds = [self.lows[name].output for name in self.upstream[stage]]
+            if stage in own:
+                bounds.append(own[stage])
+            before = self.lows[stage]
+            into = max(before.input, min(bounds, default=UNKNOWN))
+            out = max(before.output, min(into, oldest.get(stage, into)))
+            self.lows[stage] = Lows(into, out)
+
+    def upstream_low(self, stage: str) -> int | None:
+        """The smallest output low of the stages that ``stage`` reads; None if it reads none."""
+        return min((self.lows[name].output for name in self.upstream[stage]), default=None)
+
+    def overall(self) -> int:
+        """The global low watermark: nothing older comes out of any stage."""
+        return min((lows.output for lows in self.lows.values()), default=UNKNOWN)

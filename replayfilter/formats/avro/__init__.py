@@ -1,0 +1,1 @@
+"""Avro values, and the schemas that they need."""

@@ -1,0 +1,62 @@
+"""Where schemas come from: a registry, or the texts that the configuration names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Protocol
+
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from replayfilter.errors import ConfigError
+from replayfilter.formats.avro.shape import Definition, SchemaError
+from replayfilter.formats.spec import AvroSpec
+
+
+class Schemas(Protocol):
+    """Finds schemas by what stands before a value: an id, a fingerprint, or nothing (0)."""
+
+    def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
+        """The schema of each ref, or why there is none. Raises :class:`RegistryError`."""
+
+
+def schemas_of(spec: AvroSpec) -> Schemas:
+    """Where the spec says that schemas are; raises :class:`ConfigError`."""
+    if spec.encoding == "confluent":
+        # Its client takes half a second to import, which other encodings need not wait for.
+        from replayfilter.formats.avro.registry import Registry
+
+        return Registry(spec.registry, dict(spec.options))
+    return KnownSchemas(spec.schemas, by_fingerprint=spec.encoding == "single-object")
+
+
+class KnownSchemas:
+    """Schemas whose texts are at hand: by fingerprint, or one for all values."""
+
+    def __init__(self, texts: Iterable[str], by_fingerprint: bool) -> None:
+        self._by_fingerprint = by_fingerprint
+        try:
+            self._schemas = {fingerprint_of(text) if by_fingerprint else 0: text for text in texts}
+        except SchemaError as error:
+            raise ConfigError([f"avro.schemas: {error}; mend the file"]) from None
+
+    def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
+        return {
+            ref: (self._schemas[ref],)
+            if ref in self._schemas
+            else SchemaError(f"none of avro.schemas has the fingerprint {ref:016x}")
+            for ref in refs
+        }
+
+
+def fingerprint_of(text: str) -> int:
+    """CRC-64-AVRO of a schema's parsing canonical form; raises :class:`SchemaError`.
+
+    >>> format(fingerprint_of('"int"'), "016x")
+    '7275d51a3f395c8f'
+    """
+    try:
+        crc = fingerprint(to_parsing_canonical_form(json.loads(text)), "CRC-64-AVRO")
+    except Exception as error:  # fastavro meets wrong schemas with whatever Python says to them
+        raise SchemaError.of(error) from None
+    return int.from_bytes(bytes.fromhex(crc), "little")

@@ -1,0 +1,219 @@
+"""The Java archives of the Kafka broker and of Spark's Kafka connector: locked, verified, kept per user.
+
+The lock (`jars.lock`) names each jar with its SHA-256. Ivy, which comes with PySpark, fetches exactly these
+into a folder of the user's cache, once; later calls only look whether they are there. The folder is
+`$REPLAYFILTER_JARS` if set (an image can have the jars baked in), else `replayfilter/jars` in
+`$XDG_CACHE_HOME` or `~/.cache`.
+
+    python -m replayfilter.jvm.jars           fetch both sets now
+    python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml anew and rewrite the lock
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import quoteattr
+
+from replayfilter.errors import MissingDependency
+from replayfilter.jvm.java import java
+
+LOCK = Path(__file__).with_name("jars.lock")
+
+# Exactly the jars named, from Ivy's public resolver: no POM is read, so nothing unlocked comes along.
+_NO_POMS = """<ivysettings>
+  <settings defaultResolver="public"/>
+  <resolvers><ibiblio name="public" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
+
+
+class Module(NamedTuple):
+    """One artifact by its Maven coordinates."""
+
+    organisation: str
+    name: str
+    version: str
+
+    @classmethod
+    def parse(cls, coordinates: str) -> Module:
+        """`organisation:name:version` taken apart."""
+        organisation, name, version = coordinates.split(":")
+        return cls(organisation, name, version)
+
+    @property
+    def file(self) -> str:
+        """The jar's file name."""
+        return f"{self.name}-{self.version}.jar"
+
+    def __str__(self) -> str:
+        return ":".join(self)
+
+
+def kafka_jars() -> list[Path]:
+    """The broker's class path, fetched if need be. Raises MissingDependency if that is not possible."""
+    return _jars("kafka")
+
+
+def spark_jars() -> list[Path]:
+    """The jars for `spark.jars` that let PySpark read Kafka, fetched if need be.
+
+    Only those that PySpark doesn't ship itself. Raises MissingDependency if they can't be had.
+    """
+    return _jars("spark")
+
+
+def _jars(kind: str) -> list[Path]:
+    locked = tomllib.loads(LOCK.read_text("utf-8"))[kind]
+    hashes = {Module.parse(coordinates): sha256 for coordinates, sha256 in locked["sha256"].items()}
+    folder = _cache() / f"{kind}-{Module.parse(locked['roots'][0]).version}"
+    missing = {module: sha256 for module, sha256 in hashes.items() if not (folder / module.file).is_file()}
+    if missing:
+        _fetch(missing, folder)
+    return [folder / module.file for module in hashes]
+
+
+def _cache() -> Path:
+    if given := os.environ.get("REPLAYFILTER_JARS"):
+        return Path(given).absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "replayfilter", "jars").absolute()
+
+
+def _fetch(hashes: dict[Module, str], folder: Path) -> None:
+    """Bring the jars into the folder, each only after its checksum was found right.
+
+    A jar appears whole or not at all, and two processes may do this at once: they write the same bytes.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder)
+    except OSError as error:
+        raise MissingDependency(
+            f"{len(hashes)} jars are to be fetched, but {folder} can't be written ({error.strerror}): "
+            "make it writable or name another folder in REPLAYFILTER_JARS."
+        ) from error
+    with scratch:
+        print(f"replayfilter: fetching {len(hashes)} jars into {folder} (once)", file=sys.stderr, flush=True)
+        got = _ivy(hashes, Path(scratch.name), settings=_NO_POMS)
+        for module, sha256 in hashes.items():
+            verify(got[module], sha256)
+        for module in hashes:
+            got[module].replace(folder / module.file)
+
+
+def verify(jar: Path, sha256: str) -> None:
+    """Raise MissingDependency unless the file's SHA-256 is the given one (in hex)."""
+    if (found := _sha256(jar)) != sha256:
+        raise MissingDependency(
+            f"{jar.name} was fetched with SHA-256 {found}, but {LOCK.name} says {sha256}: "
+            "the repository or a proxy serves another file than was locked; find out why before using it."
+        )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _ivy(modules: Iterable[Module], scratch: Path, settings: str | None) -> dict[Module, Path]:
+    """Let Ivy download the modules; without settings of ours, with all that they depend on.
+
+    Raises MissingDependency if Ivy doesn't deliver all of them at the third attempt.
+    """
+    dependencies = "".join(
+        f"<dependency org={quoteattr(m.organisation)} name={quoteattr(m.name)} rev={quoteattr(m.version)} "
+        'conf="default-&gt;default"/>'
+        for m in modules
+    )
+    (scratch / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="replayfilter" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+    )
+    command: list[str | Path] = [
+        java(),
+        "-cp",
+        _ivy_jar(),
+        "org.apache.ivy.Main",
+        "-warn",
+        "-ivy",
+        scratch / "ivy.xml",
+    ]
+    if settings is not None:
+        (scratch / "settings.xml").write_text(settings)
+        command += ["-settings", scratch / "settings.xml"]
+    jars = scratch / "jars"
+    command += ["-cache", scratch / "cache", "-confs", "default"]
+    command += ["-retrieve", f"{jars}/[organisation]/[module]/[revision]/[artifact].[ext]"]
+    for _ in range(3):  # networks fail now and then; what an attempt got stays in the scratch cache
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        )
+        if ended.returncode == 0:
+            return {Module(*jar.relative_to(jars).parts[:3]): jar for jar in sorted(jars.rglob("*.jar"))}
+    raise MissingDependency(
+        "The jars could not be fetched: allow access to the Maven repository (or name a folder that has them "
+        f"in REPLAYFILTER_JARS). Ivy said:\n{(ended.stdout + ended.stderr)[-2000:]}"
+    )
+
+
+def _pyspark_jars() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise MissingDependency(
+            "Fetching jars takes Ivy, which comes with PySpark, and PySpark is not installed: "
+            'pip install "replayfilter[spark]".'
+        )
+    return Path(spec.origin).with_name("jars")
+
+
+def _ivy_jar() -> Path:
+    return next(_pyspark_jars().glob("ivy-*.jar"))
+
+
+def lock(pyproject: Path) -> None:
+    """Resolve the roots in `[tool.replayfilter.jars]` with all they depend on, and write the lock.
+
+    What PySpark ships itself is left out of the set `spark`: the driver has it already.
+    """
+    roots = tomllib.loads(pyproject.read_text("utf-8"))["tool"]["replayfilter"]["jars"]
+    shipped = {jar.name.rpartition("-")[0] for jar in _pyspark_jars().glob("*.jar")}
+    lines = [
+        "# Written by `python -m replayfilter.jvm.jars --lock` from [tool.replayfilter.jars] in pyproject.toml."
+    ]
+    for kind, coordinates in roots.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            got = _ivy([Module.parse(root) for root in coordinates], Path(scratch), settings=None)
+            hashes = {m: _sha256(jar) for m, jar in got.items() if kind != "spark" or m.name not in shipped}
+        lines += ["", f"[{kind}]", "roots = [", *(f'    "{root}",' for root in coordinates), "]"]
+        lines += ["", f"[{kind}.sha256]", *(f'"{module}" = "{sha256}"' for module, sha256 in hashes.items())]
+    LOCK.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch both sets, or rewrite the lock; the exit code."""
+    if arguments not in ([], ["--lock"]):
+        print("usage: python -m replayfilter.jvm.jars [--lock]", file=sys.stderr)
+        return 2
+    try:
+        if arguments:
+            lock(Path("pyproject.toml"))
+        for jar in kafka_jars() + spark_jars():
+            print(jar)
+    except MissingDependency as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

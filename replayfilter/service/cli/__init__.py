@@ -1,0 +1,1 @@
+"""The ``replayfilter`` command, one module for each family of commands."""

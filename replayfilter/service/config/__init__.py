@@ -1,0 +1,1 @@
+"""The service's configuration: a TOML file, each key of which an environment variable may override."""

@@ -1,0 +1,1 @@
+"""What a running service shows: status, lag, metrics, health and pages."""

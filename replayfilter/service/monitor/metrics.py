@@ -1,0 +1,291 @@
+"""The closed list of metrics. docs/metrics.md describes each; a test compares the two.
+
+All of them are read from the driver's :class:`Status` when asked for, so they hold for executors on other
+machines too: what those count comes with each batch's progress.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import (
+    Metric as Family,
+)
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from replayfilter import __version__
+from replayfilter.service.monitor.batch import ROUTES, STAGES, STEPS
+from replayfilter.service.monitor.status import BUCKETS, ORIGINS, Phase, Status
+from replayfilter.service.monitor.storage import PLACES
+from replayfilter.spark.counts import REASONS
+
+PREFIX = "replayfilter_"
+
+# What each label can be; "topic" and "partition" are those of the input, which are fixed in the checkpoint.
+LABELS: dict[str, tuple[str, ...] | None] = {
+    "route": ROUTES,
+    "reason": REASONS,
+    "step": STEPS,
+    "stage": STAGES,
+    "phase": tuple(Phase),
+    "record": ("newest", "oldest"),
+    "place": tuple(PLACES),
+    "origins": ORIGINS,
+    "topic": None,
+    "partition": None,
+    "version": None,  # of this program, and of Python: one value each
+    "python": None,
+}
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+Read = Callable[[Status, float], Samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: ``read`` gives label values and the value, from the status and the time now."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    meaning: str
+    read: Read | None = None
+    labels: tuple[str, ...] = ()
+
+
+def _total(name: str, scale: float = 1.0) -> Read:
+    return lambda status, now: [((), status.totals[name] * scale)]
+
+
+def _level(name: str) -> Read:
+    return lambda status, now: [((), status.last.counts.get(name, 0))] if status.last else []
+
+
+def _routes(status: Status, now: float) -> Samples:
+    return [((route,), status.totals[route]) for route in ROUTES]
+
+
+def _reasons(status: Status, now: float) -> Samples:
+    return [((reason,), status.totals[f"error_{reason}"]) for reason in REASONS]
+
+
+def _work(status: Status, now: float) -> Samples:
+    return [((stage,), status.totals[f"{stage}_us"] / 1e6) for stage in STAGES]
+
+
+def _lag_records(status: Status, now: float) -> Samples:
+    return [((lag.topic, str(lag.partition)), lag.records) for lag in status.lags]
+
+
+def _lag_seconds(status: Status, now: float) -> Samples:
+    known = (lag for lag in status.lags if lag.seconds is not None)
+    return [((lag.topic, str(lag.partition)), lag.seconds or 0.0) for lag in known]
+
+
+def _delay(status: Status, now: float) -> Samples:
+    if status.last is None or not status.last.counts.get("newest_ms"):
+        return []
+    newest = max(0.0, status.last.at - status.last.counts["newest_ms"] / 1000)
+    return [(("newest",), newest), (("oldest",), status.last.counts["delay_ms"] / 1000)]
+
+
+def _watermark(status: Status, now: float) -> Samples:
+    low = status.last.watermark if status.last else None
+    return [] if low is None else [((), low)]
+
+
+def _sizes(status: Status, now: float) -> Samples:
+    return [((place,), size) for place, size in status.sizes.items()]
+
+
+def _key_sizes(status: Status, now: float) -> Samples:
+    keys = status.last.counts.get("state_keys", 0) if status.last else 0
+    return [((place,), size / keys) for place, size in status.sizes.items()] if keys else []
+
+
+def _behind(status: Status, now: float) -> Samples:
+    behind = status.laggards.behind if status.laggards else None
+    return [] if behind is None else [((), behind / 1e6)]
+
+
+def _origins(status: Status, now: float) -> Samples:
+    found = status.laggards
+    if found is None or not found.expected:
+        return []
+    return [((name,), getattr(found, name)) for name in ORIGINS]
+
+
+def _may_lag(status: Status, now: float) -> Samples:
+    found = status.laggards
+    return [((), found.may_lag)] if found is not None and found.expected else []
+
+
+def _commit_age(status: Status, now: float) -> Samples:
+    age = status.commit_age(now)
+    return [] if age is None else [((), age)]
+
+
+def _phase(status: Status, now: float) -> Samples:
+    return [((str(phase),), phase is status.phase) for phase in Phase]
+
+
+METRICS = (
+    Metric("records", "counter", "records", "Records routed, by route.", _routes, ("route",)),
+    Metric(
+        "error_records", "counter", "records", "Records routed to error, by reason.", _reasons, ("reason",)
+    ),
+    Metric(
+        "unstamped_records", "counter", "records", "Records without a valid stamp, where stamps are read.",
+        _total("unstamped"),
+    ),
+    Metric("gaps", "counter", "jumps", "Offset jumps of sources above mark + 1.", _total("state_gaps")),
+    Metric("marks", "gauge", "sources", "Highwater marks remembered.", _level("state_sources")),
+    Metric(
+        "forgotten_marks", "counter", "sources", "Marks forgotten because idle for mark_ttl.",
+        _total("state_forgotten"),
+    ),
+    Metric(
+        "spread_sources", "gauge", "sources",
+        "Sources seen in several input partitions, which a stamping producer never does.",
+        _level("state_spread"),
+    ),
+    Metric("keys", "gauge", "keys", "Dedup keys remembered.", _level("state_keys")),
+    Metric("state_bytes", "gauge", "bytes", "Bytes of the remembered keys' runs.", _level("state_bytes")),
+    Metric(
+        "size_bytes", "gauge", "bytes", "Bytes of what is remembered, by place.", _sizes, ("place",)
+    ),
+    Metric(
+        "key_size_bytes", "gauge", "bytes", "The same for each key; none without keys.", _key_sizes,
+        ("place",),
+    ),
+    Metric("runs", "gauge", "runs", "Sorted runs of keys in the state.", _level("state_runs")),
+    Metric("buckets", "gauge", "buckets", "Buckets in the state, over all shards.", _level("state_buckets")),
+    Metric(
+        "evicted_keys", "counter", "keys", "Keys that expired with their bucket.", _total("state_evicted")
+    ),
+    Metric("cache_hits", "counter", "runs", "Runs found in a host's cache.", _total("cache_hits")),
+    Metric(
+        "cache_misses", "counter", "runs", "Runs read from Spark's state, not being in the cache.",
+        _total("cache_misses"),
+    ),
+    Metric(
+        "bloom_false_positives", "counter", "keys", "Searches for a key that a Bloom filter let by in vain.",
+        _total("state_false_hits"),
+    ),
+    Metric("batches", "counter", "batches", "Batches finished.", lambda status, now: [((), status.batches)]),
+    Metric("batch_seconds", "histogram", "seconds", "Duration of a batch's steps.", labels=("step",)),
+    Metric(
+        "stage_seconds", "counter", "seconds", "Time that tasks worked, by stage, over all workers.", _work,
+        ("stage",),
+    ),
+    Metric(
+        "frame_bytes", "counter", "bytes", "Bytes of the records' frames, as they went through Spark.",
+        _total("bytes"),
+    ),
+    Metric(
+        "lag_records", "gauge", "records", "Input offsets that wait.", _lag_records, ("topic", "partition")
+    ),
+    Metric(
+        "lag_seconds", "gauge", "seconds", "How long the first waiting record has waited.", _lag_seconds,
+        ("topic", "partition"),
+    ),
+    Metric(
+        "delay_seconds", "gauge", "seconds",
+        "From a record's timestamp to its delivery, for the last batch's newest and oldest.", _delay,
+        ("record",),
+    ),
+    Metric(
+        "watermark_timestamp_seconds", "gauge", "Unix seconds", "The low watermark, where one is kept.",
+        _watermark,
+    ),
+    Metric(
+        "watermark_behind_seconds", "gauge", "seconds",
+        "How far the low watermark is behind the largest time counted.", _behind,
+    ),
+    Metric(
+        "watermark_origins", "gauge", "origins",
+        "Origins of the roster: expected, heard of, idle, and lagging: at or behind the watermark.", _origins,
+        ("origins",),
+    ),
+    Metric(
+        "watermark_may_lag", "gauge", "origins", "How many origins may lag without holding it back.",
+        _may_lag,
+    ),
+    Metric("written_records", "counter", "records", "Records written in transactions.", _total("written")),
+    Metric(
+        "skipped_records", "counter", "records",
+        "Records left out because an earlier attempt had delivered them.", _total("skipped"),
+    ),
+    Metric("transactions", "counter", "transactions", "Transactions committed.", _total("transactions")),
+    Metric("takeovers", "counter", "lanes", "Lanes taken over by another worker.", _total("takeovers")),
+    Metric("fences", "counter", "lanes", "Times that another owner had taken a lane.", _total("fences")),
+    Metric(
+        "transaction_retries", "counter", "steps", "Steps of transactions asked again.", _total("retries")
+    ),
+    Metric(
+        "query_retries", "counter", "starts", "Times that a failed query was started again.",
+        lambda status, now: [((), status.retries)],
+    ),
+    Metric(
+        "last_commit_age_seconds", "gauge", "seconds",
+        "Since the last batch was finished; none before the first.", _commit_age,
+    ),
+    Metric(
+        "ready", "gauge", "0 or 1", "What /readyz says.",
+        lambda status, now: [((), not status.not_ready(now))],
+    ),
+    Metric("phase", "gauge", "0 or 1", "What the service is doing: 1 for that phase.", _phase, ("phase",)),
+    Metric(
+        "build_info", "gauge", "1", "The version of this program and of Python.",
+        lambda status, now: [((__version__, platform.python_version()), 1)], ("version", "python"),
+    ),
+)  # fmt: skip
+
+
+class StatusCollector(Collector):
+    """Reads all metrics from a status; for a Prometheus registry."""
+
+    def __init__(self, status: Status, clock: Callable[[], float] = time.time) -> None:
+        self._status, self._clock = status, clock
+
+    def collect(self) -> Iterator[Family]:
+        """The families of all metrics, read under one lock and so at one moment."""
+        now = self._clock()
+        with self._status.lock:
+            families = [_family(metric, self._status, now) for metric in METRICS]
+        yield from families
+
+
+def _family(metric: Metric, status: Status, now: float) -> Family:
+    name, labels = PREFIX + metric.name, metric.labels
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
+        for step, durations in status.durations.items():
+            bounds, below = [*map(str, BUCKETS), "+Inf"], 0
+            buckets = [(bound, below := below + n) for bound, n in zip(bounds, durations.counts, strict=True)]
+            histogram.add_metric([step], buckets, durations.total)
+        return histogram
+    family: CounterMetricFamily | GaugeMetricFamily
+    if metric.kind == "counter":
+        family = CounterMetricFamily(name, metric.meaning, labels=labels)
+    else:
+        family = GaugeMetricFamily(name, metric.meaning, labels=labels)
+    for values, value in metric.read(status, now) if metric.read else ():
+        family.add_metric(list(values), float(value))
+    return family
+
+
+def registry_of(status: Status, clock: Callable[[], float] = time.time) -> CollectorRegistry:
+    """A registry with the service's metrics and nothing else."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(status, clock))
+    return registry

@@ -1,0 +1,152 @@
+"""``replayfilter top``: the status of a running service, live on a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from typing import Any
+from urllib.error import URLError
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from replayfilter.errors import ReplayfilterError
+from replayfilter.service.config.model import Config
+from replayfilter.service.monitor.batch import ROUTES
+from replayfilter.service.monitor.storage import PLACES
+
+EVERY_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+PARTITIONS_SHOWN = 12  # those that wait most
+NAMES_SHOWN = 3  # of the origins that hold the watermark back
+
+
+def watch(config: Config, console: Console, once: bool = False) -> None:
+    """Show the status until interrupted; ``once``: a single time.
+
+    Raises ReplayfilterError if no service answers at first; later that is shown, and asked again.
+    """
+    if not config.http.port:
+        raise ReplayfilterError(
+            "http.port = 0: the service has no status to show; set a port under [http] and start it again"
+        )
+    url = f"http://{config.http.host}:{config.http.port}/status"
+    view = render(ask(url))
+    if once:
+        console.print(view)
+        return
+    with Live(view, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(EVERY_SECONDS)
+            try:
+                view = render(ask(url))
+                live.update(view, refresh=True)
+            except ReplayfilterError as error:
+                live.update(Group(Text(str(error), style="red"), view), refresh=True)
+
+
+def ask(url: str) -> dict[str, Any]:
+    """The status at ``url``. Raises ReplayfilterError if it does not answer as a service does."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            status: dict[str, Any] = json.load(answer)
+            if "phase" not in status:
+                raise ValueError("no phase in it")
+            return status
+    except (URLError, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise ReplayfilterError(
+            f"no service answers at {url} ({reason}); start it, or correct http.port and http.bind"
+        ) from error
+    except ValueError as error:
+        raise ReplayfilterError(f"what answers at {url} is no replayfilter: correct http.port") from error
+
+
+def render(status: dict[str, Any]) -> RenderableType:
+    """The view of one status."""
+    ready = status["ready"]
+    head = Text.assemble(
+        (status["service"], "bold"),
+        "  ",
+        ("ready" if ready else "not ready", "bold green" if ready else "bold red"),
+        f"  {status['phase']}, up {_span(status['uptime_seconds'])}, {status['batches']:,} batches",
+    )
+    reasons = [Text(reason, style="red") for reason in status["reasons"]]
+    return Group(head, *reasons, Text(), _routes(status), Text(), _facts(status), Text(), _lag(status))
+
+
+def _routes(status: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("records")
+    for route in ROUTES:
+        table.add_column(route, justify="right")
+    last = status["last_batch"]
+    table.add_row("since the start", *(f"{status['totals'][route]:,}" for route in ROUTES))
+    table.add_row("last batch", *(f"{last['routes'][route]:,}" if last else "-" for route in ROUTES))
+    return table
+
+
+def _facts(status: dict[str, Any]) -> Table:
+    last, state, counts = status["last_batch"], status["state"], status["counts"]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("last commit", f"{_span(status['last_commit_age_seconds'])} ago" if last else "none yet")
+    if last:
+        speed = f"{last['records']:,} records in {last['seconds']['total']:.2f} s"
+        table.add_row("last batch", f"{speed} ({last['records_per_second']:,}/s)")
+        steps = ", ".join(f"{step} {took:.2f} s" for step, took in last["seconds"].items() if step != "total")
+        table.add_row("", steps)
+        table.add_row("keys", f"{state['keys']:,} in {state['buckets']:,} buckets, {state['bytes']:,} bytes")
+        sizes = [f"{size:,} {PLACES[place]}" for place, size in status["sizes"].items()]
+        table.add_row("state bytes", ", ".join(sizes))
+        table.add_row("marks", f"{state['sources']:,}; gaps {counts.get('state_gaps', 0):,}")
+        if low := status["watermark"]:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(low))
+            table.add_row("watermark", f"{when}, {_span(status['now'] - low)} behind")
+        if waited := _waited_for(status.get("laggards")):
+            table.add_row("held by", waited)
+        names = ("transactions", "takeovers", "fences", "retries")
+        table.add_row("delivery", ", ".join(f"{name} {counts.get(name, 0):,}" for name in names))
+    if errors := ", ".join(f"{reason} {count:,}" for reason, count in status["errors"].items()):
+        table.add_row("errors", errors)
+    if status["retries"]:
+        table.add_row("started again", f"{status['retries']}; last fault: {status['last_fault']}")
+    return table
+
+
+def _waited_for(laggards: dict[str, Any] | None) -> str:
+    """The origins that hold the watermark back; empty where none are counted."""
+    if not laggards or not laggards["origins"]["lagging"]:
+        return ""
+    counts, slowest = laggards["origins"], [each["origin"] for each in laggards["slowest"][:NAMES_SHOWN]]
+    more = f" and {counts['lagging'] - len(slowest):,} more" if counts["lagging"] > len(slowest) else ""
+    numbers = f"{counts['lagging']:,} of {counts['expected']:,} origins, {laggards['may_lag']:,} may lag"
+    return f"{numbers}: {', '.join(slowest)}{more}; for {_span(laggards['still_seconds'])}"
+
+
+def _lag(status: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("partition")
+    for name in ("next", "end", "waiting", "since"):
+        table.add_column(name, justify="right")
+    lags = sorted(status["lag"], key=lambda lag: -lag["records"])
+    for lag in lags[:PARTITIONS_SHOWN]:
+        numbers = (f"{lag[name]:,}" for name in ("next", "end", "records"))
+        table.add_row(f"{lag['topic']}-{lag['partition']}", *numbers, _span(lag["seconds"]))
+    rest = lags[PARTITIONS_SHOWN:]
+    waiting = f"{status['waiting']:,}"
+    table.add_row(f"and {len(rest)} more" if rest else "all", "", "", waiting, "", style="bold")
+    return table
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"

@@ -1,0 +1,1 @@
+"""One run of the service, from preflight to the end."""

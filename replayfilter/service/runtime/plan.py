@@ -1,0 +1,103 @@
+"""The config in the pipeline's terms: plain numbers, topics with their partition counts, secrets resolved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.routing import Route
+from replayfilter.core.watermark.watermark_state import WatermarkRules
+from replayfilter.formats import AvroSpec, KeySpec
+from replayfilter.service.config.model import Config
+from replayfilter.service.runtime.checkpoint import SPARK, local_folder
+from replayfilter.service.runtime.preflight import Findings
+from replayfilter.service.runtime.roster_watch import watermark_rules
+from replayfilter.spark.partitioning import output_pid
+from replayfilter.spark.pipeline_settings import Output, PipelineSettings
+
+_ROUTES = {
+    "output.unique": (Route.UNIQUE,),
+    "output.duplicate": (Route.DUPLICATE,),
+    "output.expired": (Route.EXPIRED,),
+    "output.error": (Route.ERROR, Route.FUTURE, Route.JUMP),
+    "replay.topic": (Route.REPLAY,),
+}
+
+
+def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings:
+    """What the pipeline is to do; ``findings`` are those of a preflight without faults."""
+    identity = findings.identity
+    if identity is None or findings.faults:
+        raise ValueError("the preflight found faults, so there is nothing to plan")
+    service, dedup = config.service, config.dedup
+    folder = local_folder(service.checkpoint)
+    place = (
+        service.checkpoint.rstrip("/") if folder is None else f"file:{folder}"
+    )  # not what fs.defaultFS says
+    outputs = {
+        route: Output(topic, findings.partitions[topic])
+        for path, topic in config.output_topics().items()
+        for route in _ROUTES[path]
+    }
+    return PipelineSettings(
+        service=service.name,
+        checkpoint=f"{place}/{SPARK}",
+        bootstrap=config.kafka.bootstrap,
+        options=config.client_options(),
+        topics=tuple(config.input.topics),
+        starting=findings.starting or config.input.starting,
+        keys=KeySpec(
+            format=config.input.format,
+            key=tuple(identity.key),
+            expiry_key=identity.expiry_key or None,
+            unit=config.expiry_unit,
+            avro=_avro(config) if config.input.format == "avro" else None,
+            origin=config.watermark.origin or None if config.watermark.enabled else None,
+            time=config.watermark.time or None if config.watermark.enabled else None,
+            time_unit=config.watermark.unit,
+        ),
+        stamp=config.input.stamp,
+        on_invalid=config.replay.on_invalid if config.replay.enabled else "pass",
+        rules=Rules(
+            replay=config.replay.enabled,
+            mark_ttl_us=config.replay.mark_ttl,
+            dedup=dedup.enabled,
+            clock=identity.clock,
+            period=config.period_units,
+            span=identity.span,
+            match=identity.match,
+            unit=config.length_unit,
+            max_jump=dedup.max_jump,
+            remember_origin=identity.remember_origin,
+            watermark=_watermark(config, findings) if config.watermark.enabled else None,
+        ),
+        max_future_us=dedup.max_future,
+        outputs=outputs,
+        output_key=config.output.key,
+        pids={
+            topic: output_pid(identity.cluster_id, id_, service.name)
+            for topic, id_ in identity.topic_ids.items()
+        },
+        shards=identity.shards,
+        lanes=identity.lanes,
+        master=service.master,
+        batch_records=service.batch_records,
+        batch_bytes=service.batch_bytes,
+        cache_bytes=dedup.cache,
+    )
+
+
+def _watermark(config: Config, findings: Findings) -> WatermarkRules:
+    """Whom to wait for: the roster as it is now, or each partition of the input topics."""
+    partitions = {topic: findings.partitions[topic] for topic in config.input.topics}
+    return watermark_rules(config.watermark, partitions)
+
+
+def _avro(config: Config) -> AvroSpec:
+    """Where schemas are, with the texts of files: workers on other machines don't have those."""
+    return AvroSpec(
+        encoding=config.avro.encoding,
+        registry=config.avro.registry,
+        options=tuple(config.client_options("avro").items()),
+        schemas=tuple(Path(path).read_text("utf-8") for path in config.avro.schemas),
+    )

@@ -1,0 +1,1 @@
+"""The other commands: verify, doctor, publish, state, topics, prepare."""

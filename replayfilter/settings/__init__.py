@@ -1,0 +1,1 @@
+"""What all configuration files share: durations, value types, messages."""

@@ -1,0 +1,61 @@
+"""Numbers that must be the same as long as a checkpoint lives: ids of shards and lanes, pids of outputs.
+
+Spark puts a row into partition ``pmod(hash(id), n)``, so the ids are chosen such that each has a
+partition of its own: with 0, 1, 2, ... some partitions would get two shards and others none.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import xxhash
+
+from replayfilter.core.stamp import producer_id
+
+SPARK_SEED = 42  # of Spark's hash() and of its hash partitioning
+_U32 = 0xFFFF_FFFF
+
+
+@cache
+def partition_ids(count: int) -> tuple[int, ...]:
+    """The smallest ids that Spark hashes into the partitions 0, 1, ... of ``count``, in this order.
+
+    >>> partition_ids(2)
+    (2, 0)
+    """
+    ids: dict[int, int] = {}
+    candidate = 0
+    while len(ids) < count:
+        ids.setdefault(spark_hash(candidate) % count, candidate)
+        candidate += 1
+    return tuple(ids[partition] for partition in range(count))
+
+
+def spark_hash(value: int) -> int:
+    """Spark's ``hash`` of one INT column: Murmur3 x86 32 with seed 42, as a signed 32-bit number.
+
+    >>> spark_hash(1)
+    -559580957
+    """
+    k = _rotated(value * 0xCC9E2D51 & _U32, 15) * 0x1B873593 & _U32
+    h = (_rotated(SPARK_SEED ^ k, 13) * 5 + 0xE6546B64) & _U32
+    h ^= 4  # bytes hashed
+    h = (h ^ h >> 16) * 0x85EBCA6B & _U32
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _U32
+    h ^= h >> 16
+    return h - (1 << 32) if h >> 31 else h
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _U32
+
+
+@cache
+def assigned_index(topic: str, partition: int, count: int) -> int:
+    """Which of ``count`` places an input partition always has; a topic's partitions are spread evenly."""
+    return (xxhash.xxh3_64_intdigest(topic.encode()) + partition) % count
+
+
+def output_pid(cluster_id: str, topic_id: str, service: str) -> int:
+    """The pid of the stamps that ``service`` gives to what it has read from an input topic."""
+    return producer_id(cluster_id, topic_id, service)

@@ -1,0 +1,94 @@
+"""The state of a stopped service, read through Spark's own reader of state stores.
+
+Spark 4.0's reader knows only the old names of state files, ``7.zip`` and ``7.changelog``. A service's are
+called ``7_<id>.zip``, where the commit log says which id counts (a batch tried again leaves several). So the
+reader is given a folder of links under the old names, and never the checkpoint itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from replayfilter.core.routing import ShardState
+from replayfilter.errors import CheckpointError
+from replayfilter.jvm.java import java
+from replayfilter.spark.session import _STATE_STORE, java_options
+
+_OPERATOR = "0"  # the plan has one stage with a state
+_NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
+
+
+def read_shards(checkpoint: Path) -> list[ShardState]:
+    """What every shard remembered after the last finished batch; starts Spark, and ends it.
+
+    ``checkpoint`` is Spark's folder. Raises CheckpointError if the state can't be read, and
+    MissingDependency without Java.
+    """
+    with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder:
+        try:
+            _link(checkpoint, Path(folder, "view"))
+            return [ShardState.from_bytes(state) for state in _read(Path(folder, "view"))]
+        except (PySparkException, OSError, ValueError, KeyError) as error:
+            first = (str(error).strip().splitlines() or ["no reason given"])[0]
+            raise CheckpointError(
+                f"the state in {checkpoint} can't be read: {first}; restore it, or start anew with another "
+                "service.checkpoint and --from-committed"
+            ) from error
+
+
+def _read(view: Path) -> list[bytes]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": java_options("off"),
+        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    try:
+        reader = spark.read.format("statestore").option("stateVarName", "shard")
+        kept = reader.load(f"file:{view}").select("value.state")
+        return [bytes(row[0]) for row in kept.collect()]
+    finally:
+        spark.stop()
+
+
+def _link(checkpoint: Path, view: Path) -> None:
+    """Lay out ``view`` as Spark's reader knows it."""
+    state = Path("state", _OPERATOR)
+    for part in ("metadata", "offsets", state / "_metadata", state / "_stateSchema"):
+        if (checkpoint / part).is_dir():
+            shutil.copytree(checkpoint / part, view / part)
+        elif (checkpoint / part).exists():
+            view.mkdir(parents=True, exist_ok=True)
+            shutil.copy(checkpoint / part, view / part)
+    ids: dict[tuple[int, int], str] = {}  # (partition, version) -> the id that counts
+    (view / "commits").mkdir(parents=True)
+    for entry in (checkpoint / "commits").glob("[0-9]*"):
+        commit = json.loads(entry.read_text("utf-8").splitlines()[-1])
+        shutil.copy(entry, view / "commits")
+        for partition, stores in enumerate((commit.get("stateUniqueIds") or {}).get(_OPERATOR, ())):
+            ids[partition, int(entry.name) + 1] = stores[0]
+    for folder in (checkpoint / state).glob("[0-9]*"):
+        target = view / state / folder.name
+        target.mkdir(parents=True)
+        for inner in folder.iterdir():
+            named = _NAMED.fullmatch(inner.name)
+            if named is None:
+                if not inner.name.startswith("."):  # SSTs and the like; a checksum would be another name's
+                    (target / inner.name).symlink_to(inner.absolute())
+            elif ids.get((int(folder.name), int(named[1])), named[2]) == named[2]:
+                (target / f"{named[1]}.{named[3]}").symlink_to(inner.absolute())

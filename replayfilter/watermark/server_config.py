@@ -1,0 +1,171 @@
+"""The watermark server's configuration: a TOML file of its own. docs/watermark.md describes each key.
+
+``load(path)`` gives a checked ``ServerConfig``, or raises ``ConfigError`` with every fault that there is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from replayfilter.core.watermark.low_watermark import Completeness
+from replayfilter.core.watermark.stages import Stages
+from replayfilter.errors import ConfigError
+from replayfilter.service.config.checks import VARIABLE
+from replayfilter.settings.durations import parse_bytes, parse_duration
+from replayfilter.settings.messages import explain, shown
+from replayfilter.watermark.roster_file import NAME, read_roster
+
+_STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+
+
+def _completeness(text: str) -> str:
+    Completeness(text)
+    return text
+
+
+Duration = Annotated[int, BeforeValidator(parse_duration)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Server(_Section):
+    """Where the server listens, where it writes, and what it takes."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8321, ge=0, le=65535)
+    store: str = "watermark.db"
+    token: str = Field(default="", repr=False)
+    max_body: Annotated[Bytes, Field(ge=1_000)] = 4_000_000
+    max_origins: int = Field(default=100_000, ge=1)
+    lease: Annotated[Duration, Field(ge=300_000)] = 3_000_000
+    history: Annotated[Duration, Field(ge=60_000_000)] = 24 * 3600 * 10**6
+
+
+class StageConfig(_Section):
+    """A stage: what it reads, whom it expects, and how many of those may be late."""
+
+    upstream: list[str] = []
+    roster: list[str] | str | None = None
+    completeness: Annotated[str, AfterValidator(_completeness)] = "1"
+    idle: Literal["declared", "backlog"] = "declared"
+    partitions: int = Field(default=0, ge=0, le=1_000_000)
+
+    @property
+    def has_roster(self) -> bool:
+        """Whether origins are counted here."""
+        return self.roster is not None
+
+
+class ServerConfig(_Section):
+    """The whole; ``load`` makes it. Relative paths start at the folder of the file."""
+
+    server: Server = Field(default_factory=Server)
+    stages: dict[str, StageConfig]
+
+    def token(self) -> str:
+        """The bearer token, with ${VARIABLE} replaced; "" for none. A secret: never print it."""
+        return VARIABLE.sub(lambda found: os.environ[found[1]], self.server.token)
+
+
+_KEYS = {"server": list(Server.model_fields), "stages": ["<name>"]}
+
+
+def load(path: str | Path) -> ServerConfig:
+    """The configuration in the TOML file ``path``; ConfigError with all faults if there are any."""
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: there is no such file; give the path of a TOML config"]) from None
+    except OSError as error:
+        remedy = "check the path and its permissions"
+        raise ConfigError([f"{path}: can't be read ({error.strerror}); {remedy}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8"]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{path}: not TOML: {error}; mend that place (https://toml.io)"]) from None
+    try:
+        config = ServerConfig(**_placed(data, path.absolute().parent))
+    except ValidationError as error:
+        raise ConfigError([_sentence(fault) for fault in error.errors()]) from None
+    if faults := list(_cross_check(config)):
+        raise ConfigError(faults)
+    return config
+
+
+def _placed(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths made absolute; what is of a wrong type is left for pydantic to tell."""
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    server = data.setdefault("server", {})
+    if isinstance(server, dict) and isinstance(server.setdefault("store", Server().store), str):
+        server["store"] = str(folder / server["store"])
+    for name, stage in data.get("stages", {}).items() if isinstance(data.get("stages"), dict) else ():
+        if isinstance(stage, dict) and isinstance(stage.get("roster"), str):
+            data["stages"][name] = stage | {"roster": str(folder / stage["roster"])}
+    return data
+
+
+def _sentence(fault: Any) -> str:
+    path = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "missing":
+        return f"{path}: missing; declare at least one, for example [stages.web] with roster = [...]"
+    if fault["type"] == "extra_forbidden" and fault["loc"][0] == "stages":
+        return (
+            f"{shown(path, fault['input'])}: no such key; a stage has {', '.join(StageConfig.model_fields)}"
+        )
+    return explain(fault, _KEYS)[1]
+
+
+def _cross_check(config: ServerConfig) -> Iterator[str]:
+    server = config.server
+    if not config.stages:
+        yield "stages: none are declared; add one, for example [stages.web] with roster = [...]"
+    for name in VARIABLE.findall(server.token):
+        if name not in os.environ:
+            yield f"server.token: there is no variable {name} in the environment; set it"
+    if not server.token and not _is_loopback(server.host):
+        yield (
+            f'server.host = "{server.host}": others can reach it, and no token is set; set server.token, '
+            'for example to "${WATERMARK_TOKEN}", or use 127.0.0.1'
+        )
+    for name, stage in config.stages.items():
+        if not _STAGE.fullmatch(name):
+            yield f'stages."{name}": not a stage\'s name; use up to 200 of a-z A-Z 0-9 . _ -'
+        yield from _roster_faults(name, stage)
+    total = sum(len(stage.roster) for stage in config.stages.values() if isinstance(stage.roster, list))
+    if total > server.max_origins:
+        yield f"server.max_origins = {server.max_origins}: the rosters name {total}; raise it"
+    try:
+        Stages({name: stage.upstream for name, stage in config.stages.items()})
+    except ValueError as error:
+        yield f"stages: {error}"
+
+
+def _roster_faults(name: str, stage: StageConfig) -> Iterator[str]:
+    path = f"stages.{name}.roster"
+    if isinstance(stage.roster, str):
+        try:
+            read_roster(Path(stage.roster))
+        except ValueError as error:
+            yield f"{path}: {error}"
+    for origin in stage.roster if isinstance(stage.roster, list) else ():
+        if not NAME.fullmatch(origin):
+            yield f"{shown(path, origin)}: not an origin's name; use 1 to 256 characters"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,269 @@
+"""The vectorised core against the reference model, on thousands of seeded random streams."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replayfilter.core import buckets, dedup, frames, routing
+from replayfilter.core import key_run as runs
+from replayfilter.core.clock import expiry
+from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.replay import marks
+from replayfilter.core.stamp import Stamp, parse_stamps
+from tests.support import core_run
+from tests.support.core_run import CoreRun, compare, describe, routes
+from tests.support.reference import Model, Place, Record
+from tests.support.streams import PROFILES, Batch, Stream, make_stream, recut
+
+SEEDS = 320  # of each profile; 3,840 streams in all
+
+# What must happen in a profile's streams for their agreement to say anything, at least once in 20 streams.
+MUST_HAPPEN = {
+    "plain": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "ERROR", "gaps", "evicted", "twice"},
+    "crowded": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "accepted again", "evicted"},
+    "replays": {"REPLAY", "spread", "forgotten", "gaps"},
+    "edges": {"UNIQUE", "DUPLICATE", "EXPIRED", "accepted again"},
+    "extremes": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted"},
+    "times": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted"},
+    "system": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted"},
+    "none": {"UNIQUE", "DUPLICATE", "REPLAY"},
+    "periods": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted"},
+    "bare": {"UNIQUE", "REPLAY"},
+    "ordered": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "JUMP", "evicted"},
+    "categorical": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "evicted"},
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_core_agrees_with_the_model(profile: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        stream = make_stream(seed, profile)
+        try:
+            seen += compare(stream)
+        except Exception as failure:
+            pytest.fail(f"{describe(stream)}\nbefore shrinking: {failure}")
+    rare = {what: seen[what] for what in MUST_HAPPEN[profile] if seen[what] < SEEDS / 20}
+    assert not rare, f"the streams of {profile!r} have become too tame: {rare}"
+
+
+@pytest.mark.parametrize("profile", ["plain", "crowded", "replays", "times", "ordered", "categorical"])
+def test_runs_and_shards_do_not_matter(profile: str) -> None:
+    for seed in range(40):
+        stream = make_stream(seed, profile)
+        assert core_routes(recut(stream, seed)) == core_routes(stream), (seed, profile)
+
+
+@pytest.mark.parametrize("profile", ["plain", "crowded", "edges", "extremes", "none"])
+def test_batch_cuts_do_not_matter_within_one_input_partition(profile: str) -> None:
+    """Where the meaning says so: one input partition, no mark forgotten, nothing told by batch time."""
+    for seed in range(60):
+        stream = one_partition(make_stream(seed, profile))
+        other = recut(stream, seed, batches=True)
+        assert model_routes(other) == model_routes(stream), (seed, profile)
+        assert core_routes(other) == core_routes(stream), (seed, profile)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_merging_does_not_matter(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Buckets of many small runs, as they are otherwise only after millions of keys."""
+    monkeypatch.setattr(buckets, "MAX_RUN_KEYS", most)
+    for seed in range(60):
+        compare(make_stream(seed, "crowded"))
+
+
+def test_the_plain_filter_agrees_with_the_model() -> None:
+    for seed in range(100):
+        stream = one_partition(make_stream(seed, "replays"))
+        records = [record for record in stream.records() if not record.fault]
+        model = Model(stream.rules)
+        expected = [d.route != routing.Route.REPLAY for d in model.decide(records, time_us=0).values()]
+        blobs = [core_run.blob(record) for record in records]
+        single, many = marks.ReplayFilter(), marks.ReplayFilter()
+        assert [single.accept(Stamp.from_bytes(blob) if blob else None) for blob in blobs] == expected, seed
+        at = Random(seed).randrange(len(blobs) + 1)
+        passes = [many.accept_many(parse_stamps(part)).tolist() for part in (blobs[:at], blobs[at:])]
+        assert [*passes[0], *passes[1]] == expected, seed
+        for side in (single, many):
+            assert side.marks == {source: mark.offset for source, mark in model.marks.items()}, seed
+            assert (side.gaps, side.unstamped) == (model.gaps, sum(r.source is None for r in records)), seed
+
+
+# Cases so rare in random streams that they stand here by hand: batches of (key, expiry key), the routes of
+# the last one. Period 10, span 4, match "window".
+RARE = {
+    "accepted twice in one batch and bucket": ([[(1, 8), (2, 18), (1, 11)], [(1, 18)]], "D"),
+    "in two buckets, the older one made later": (
+        [[(9, 12)], [(1, 4)], [(8, 16), (1, 13)], [(1, 16)]], "D"
+    ),
+    "in two runs of one bucket": ([[(1, 8)], [(3, 8)], [(2, 18), (1, 11)], [(1, 18), (1, 21)]], "DU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RARE)
+@pytest.mark.parametrize("merged", [True, False])
+def test_rare_cases(monkeypatch: pytest.MonkeyPatch, case: str, merged: bool) -> None:
+    if not merged:
+        monkeypatch.setattr(buckets, "MAX_RUN_KEYS", 1)
+    keys, last = RARE[case]
+    numbered = [[(i, *pair) for i, pair in enumerate(batch, 100 * n)] for n, batch in enumerate(keys)]
+    rows = [[Record(Place("t", 0, i), None, None, key, at) for i, key, at in batch] for batch in numbered]
+    parts = tuple(Batch(0, tuple(records)) for records in rows)
+    stream = Stream(0, case, Rules(period=10, span=4), None, 2, "honest", parts)
+    expected = ["DUPLICATE" if letter == "D" else "UNIQUE" for letter in last]
+    for found in (model_routes(stream), core_routes(stream)):
+        assert [found[record.place].name for record in rows[-1]] == expected
+
+
+def one_partition(stream: Stream) -> Stream:
+    """The records of the stream's first input partition, at one batch time, with marks that stay."""
+    place = min((record.place[:2] for record in stream.records()), default=None)
+    batches = (
+        replace(batch, time_us=0, records=tuple(r for r in batch.records if r.place[:2] == place))
+        for batch in stream.batches
+    )
+    return replace(stream, batches=tuple(batches), rules=replace(stream.rules, mark_ttl_us=0))
+
+
+def core_routes(stream: Stream) -> dict[Place, routing.Route]:
+    core, random = CoreRun.of(stream), Random(stream.seed)
+    return {place: route for batch in stream.batches for place, route in core.decide(batch, random).items()}
+
+
+def model_routes(stream: Stream) -> dict[Place, routing.Route]:
+    model = Model(stream.rules, stream.max_future_us)
+    decided = (model.decide(batch.records, batch.time_us, batch.period) for batch in stream.batches)
+    return {place: route for decisions in decided for place, route in routes(decisions).items()}
+
+
+# The comparison has teeth: each of these faults, put into the core, must be noticed.
+
+
+def aged_late(latest: Any, keys: Any, period: int) -> Any:
+    return expiry.aged(latest, keys, min(period + 1, expiry.INT64_MAX))
+
+
+def aged_wrapping(latest: Any, keys: Any, period: int) -> Any:
+    return latest - keys >= period
+
+
+def points_of_the_run_alone(latest: int, keys: Any, counts: Any) -> Any:
+    return expiry.latest_points(expiry.UNKNOWN, keys, counts)
+
+
+def no_witnesses(sources: Any, own: Any, rank: Any) -> Any:
+    return np.ones(len(own), np.bool_)
+
+
+def every_row_a_repeat(sources: Any, expiry: Any) -> Any:
+    return np.ones(len(expiry), np.bool_)
+
+
+def jumps_by_all_before(latest: int, keys: Any, counts: Any, max_jump: int) -> Any:
+    points, _ = expiry.latest_points(latest, keys, counts)
+    before = np.concatenate([[latest], points])[:-1]
+    return counts & (before != expiry.UNKNOWN) & (keys > before) & (keys - before > max_jump)
+
+
+def no_replays_in_run(sources: Any, offset: Any) -> Any:
+    return np.zeros(len(offset), np.bool_)
+
+
+def run_as_it_comes(parts: list[Any], real: Callable[[list[Any]], Any] = runs.Run.merged) -> Any:
+    return parts[0] if len(parts) == 1 else real(parts)
+
+
+def evict_early(self: Any, latest: int, real: Any = buckets.Buckets.evict) -> None:
+    real(self, latest + 1)
+
+
+def evict_late(self: Any, latest: int, real: Any = buckets.Buckets.evict) -> None:
+    real(self, latest - 1)
+
+
+def idle_at_once(self: Any, batch_time_us: int, ttl_us: int, real: Any = marks.Marks.without_idle) -> Any:
+    return real(self, batch_time_us, ttl_us - 1)
+
+
+def marks_across_partitions(self: Any, number: int, frame: Any, real: Any = marks.BatchMarks.replays) -> Any:
+    self._before, self._known_before = self._after.mark, self._known
+    return real(self, number, frame)
+
+
+def upper_halves_only(self: Any, hi: Any, lo: Any, masks: Any) -> Any:
+    at = np.minimum(np.searchsorted(self.hi, hi), len(self.hi) - 1)
+    hits = np.flatnonzero(self.hi[at] == hi)
+    return hits, at[hits], 0
+
+
+def lenient_threshold(time_us: int, max_future_us: int, unit: str) -> int:
+    return expiry.future_threshold(time_us, max_future_us, unit) + 1
+
+
+def time_rounded_up(time_us: int, unit: str) -> int:
+    return -(-time_us * 1000 // expiry.UNIT_NS[unit])
+
+
+FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
+    ("plain", routing, "aged", aged_late),
+    ("plain", dedup, "aged", aged_late),
+    ("extremes", routing, "aged", aged_wrapping),
+    ("plain", routing, "latest_points", points_of_the_run_alone),
+    ("plain", frames, "_implied", no_witnesses),
+    ("ordered", frames, "_repeats", every_row_a_repeat),
+    ("categorical", frames, "_repeats", every_row_a_repeat),
+    ("ordered", routing, "find_jumps", jumps_by_all_before),
+    ("replays", frames, "_replays_in_run", no_replays_in_run),
+    ("crowded", runs.Run, "merged", run_as_it_comes),
+    ("plain", buckets.Buckets, "evict", evict_early),
+    ("plain", buckets.Buckets, "evict", evict_late),
+    ("replays", marks.Marks, "without_idle", idle_at_once),
+    ("replays", marks.BatchMarks, "replays", marks_across_partitions),
+    ("crowded", runs.Run, "search", upper_halves_only),
+    ("times", core_run, "future_threshold", lenient_threshold),
+    ("system", routing, "time_in_unit", time_rounded_up),
+]
+
+
+@pytest.mark.parametrize(
+    ("profile", "owner", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS]
+)
+def test_a_fault_in_the_core_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, profile: str, owner: Any, name: str, fault: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, fault)
+    for seed in range(SEEDS):
+        try:
+            compare(make_stream(seed, profile))
+        except AssertionError:
+            return
+    pytest.fail(f"{fault.__name__} went unnoticed in {SEEDS} streams of {profile!r}")
+
+
+def test_shrinking_keeps_the_failure_and_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_replays_in_run", no_replays_in_run)
+    stream = next(stream for stream in map(replay_stream, range(SEEDS)) if fails(stream))
+    small, failure = core_run.shrink(stream)
+    assert isinstance(failure, AssertionError)
+    assert fails(small)
+    assert sum(1 for _ in small.records()) <= 4
+    assert f"make_stream({stream.seed}, 'replays')" in describe(stream)
+
+
+def replay_stream(seed: int) -> Stream:
+    return make_stream(seed, "replays")
+
+
+def fails(stream: Stream) -> bool:
+    try:
+        compare(stream)
+    except AssertionError:
+        return True
+    return False

@@ -1,0 +1,251 @@
+"""The registry over a real socket: what it says of records, and what stops the service instead."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+from replayfilter.core.digest import digest_key
+from replayfilter.errors import RegistryError
+from replayfilter.formats import (
+    AvroSpec,
+    Extraction,
+    Extractor,
+    KeySpec,
+    Reason,
+    RecordColumns,
+    build_extractor,
+)
+from replayfilter.formats.avro import registry as registry_module
+from tests.support.registry_server import RegistryServer
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "string"}, {"name": "ts", "type": "long"}],
+}
+FAST = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with RegistryServer() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "SECOND_ASKING", 0.0)
+
+
+def extractor(url: str, **options: str) -> Extractor:
+    given = FAST | {name.replace("_", "."): value for name, value in options.items()}
+    return build_extractor(
+        KeySpec("avro", ("id",), "ts", "ms", AvroSpec("confluent", url, tuple(given.items())))
+    )
+
+
+def encoded(schema: Any, record: Any, id_: int, **named: Any) -> bytes:
+    out = BytesIO()
+    out.write(struct.pack(">xi", id_))
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema, named_schemas=dict(named)), record)
+    return out.getvalue()
+
+
+def order(name: str, ts: int = 5, id_: int = 1) -> bytes:
+    return encoded(ORDER, {"id": name, "ts": ts}, id_)
+
+
+def reasons(answer: Extraction) -> list[tuple[int, str]]:
+    return [(fault.row, fault.reason.value) for fault in answer.faults]
+
+
+def digests(answer: Extraction) -> list[bytes]:
+    return [struct.pack(">QQ", *pair) for pair in answer.digests.tolist()]
+
+
+def test_each_schema_is_asked_for_once(server: RegistryServer) -> None:
+    server.add(1, ORDER)
+    extract = extractor(server.url)
+    for _ in range(3):
+        answer = extract(RecordColumns([order("a"), order("b"), None, order("a", 7)]))
+        assert reasons(answer) == [(2, "empty")]
+        assert answer.expiry.tolist() == [5, 5, 0, 7]
+        assert digests(answer)[0] == digests(answer)[3] == digest_key(["a"])
+    assert server.asked == ["/schemas/ids/1"]
+
+
+def test_the_schema_of_each_record_counts(server: RegistryServer) -> None:
+    server.add(1, ORDER)
+    later = ORDER | {"fields": [
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "id", "type": {"type": "enum", "name": "Id", "symbols": ["a", "b"]}},
+    ]}  # fmt: skip
+    server.add(9, later)
+    server.add(2, ORDER | {"fields": ORDER["fields"][1:]})
+    values = [
+        order("a"),
+        encoded(later, {"note": "x", "ts": 7_999, "id": "a"}, 9),
+        order("b"),
+        encoded({**ORDER, "fields": ORDER["fields"][1:]}, {"ts": 1}, 2),
+        encoded(later, {"note": None, "ts": 8_000, "id": "b"}, 9),
+    ]
+    answer = extractor(server.url)(RecordColumns(values))
+    assert reasons(answer) == [(3, "key")]
+    assert answer.expiry.tolist() == [5, 7, 5, 0, 8]
+    assert [digests(answer)[i] for i in (0, 1, 2, 4)] == [digest_key([key]) for key in "aabb"]
+
+
+def test_an_unknown_id_is_the_records_error(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.add(1, ORDER)
+    extract = extractor(server.url)
+    for _ in range(2):
+        answer = extract(RecordColumns([order("a", id_=7), order("a"), order("b", id_=-1)]))
+        assert reasons(answer) == [(0, "avro_schema"), (2, "avro_schema")]
+        assert "no schema with the id 7" in answer.faults[0].message
+    assert server.asked.count("/schemas/ids/7") == 2, "asked twice, then known to be unknown"
+    assert "/schemas/ids/-1" not in server.asked
+    server.add(7, ORDER)
+    later = time.monotonic() + 31
+    monkeypatch.setattr(registry_module.time, "monotonic", lambda: later)
+    assert reasons(extract(RecordColumns([order("a", id_=7)]))) == []
+
+
+def test_an_id_that_the_registry_hears_of_late(server: RegistryServer) -> None:
+    server.add(1, ORDER)
+    server.late[1] = 1
+    assert reasons(extractor(server.url)(RecordColumns([order("a")]))) == []
+
+
+def test_many_unknown_ids_are_asked_for_once(server: RegistryServer) -> None:
+    extractor(server.url)(RecordColumns([order("a", id_=id_) for id_ in range(17)]))
+    assert len(server.asked) == 17
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_registry_in_trouble_is_asked_again(server: RegistryServer, status: int) -> None:
+    server.add(1, ORDER)
+    server.fail_with = [status] * 6
+    assert reasons(extractor(server.url)(RecordColumns([order("a")]))) == []
+    assert len(server.asked) == 7
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(503, "HTTP 503"), (401, "credentials"), (403, "credentials"), (400, "HTTP 400"), (501, "HTTP 501")],
+)
+def test_a_registry_that_refuses_stops_the_task(server: RegistryServer, status: int, words: str) -> None:
+    server.add(1, ORDER)
+    server.fail_with = [status] * 7
+    extract = extractor(server.url)
+    with pytest.raises(RegistryError, match=words):
+        extract(RecordColumns([order("a")]))
+    server.fail_with = []
+    assert reasons(extract(RecordColumns([order("a")]))) == [], "the same extractor goes on when it is back"
+
+
+def test_a_registry_that_is_down_stops_the_task() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RegistryError, match=r"no answer for schema 1 \(ConnectError.*nothing is lost"):
+            extractor(url)(RecordColumns([order("a")]))
+
+
+def test_a_registry_that_never_answers_stops_the_task(server: RegistryServer) -> None:
+    server.fail_with = [0] * 5
+    with pytest.raises(RegistryError, match="Timeout"):
+        extractor(server.url, timeout="0.1", max_retries="1")(RecordColumns([order("a")]))
+    assert len(server.asked) == 2
+
+
+def test_the_next_address_is_asked_when_one_is_down(server: RegistryServer) -> None:
+    server.add(1, ORDER)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        down = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert reasons(extractor(f"{down}, {server.url}", max_retries="1")(RecordColumns([order("a")]))) == []
+
+
+def test_an_address_that_is_no_registry_stops_the_task(server: RegistryServer) -> None:
+    """Its 404 does not say that there is no such id, so no record may be called an error for it."""
+    with pytest.raises(RegistryError, match="HTTP 404"):
+        extractor(f"{server.url}/wrong/path")(RecordColumns([order("a")]))
+
+
+def test_credentials(server: RegistryServer) -> None:
+    server.add(1, ORDER)
+    server.users = {"me": "hunter2"}
+    right = extractor(server.url, basic_auth_user_info="me:hunter2")
+    assert reasons(right(RecordColumns([order("a")]))) == []
+    with pytest.raises(RegistryError) as caught:
+        extractor(server.url, basic_auth_user_info="me:hunter3")(RecordColumns([order("a")]))
+    assert "HTTP 401" in str(caught.value)
+    assert "hunter" not in str(caught.value)
+
+
+def test_references_to_other_schemas(server: RegistryServer) -> None:
+    city = {"type": "record", "name": "geo.City", "fields": [{"name": "code", "type": "string"}]}
+    address = {"type": "record", "name": "geo.Address", "fields": [{"name": "city", "type": "geo.City"}]}
+    whole = {"type": "record", "name": "Order", "fields": [
+        {"name": "from", "type": "geo.Address"}, {"name": "to", "type": "geo.Address"},
+        {"name": "via", "type": ["null", "geo.City"]}, {"name": "ts", "type": "long"},
+    ]}  # fmt: skip
+    server.add(1, city)
+    server.add(2, address, ({"name": "geo.City", "subject": "s1", "version": 1},))
+    references = tuple(
+        {"name": f"geo.{n}", "subject": f"s{i}", "version": 1} for n, i in (("Address", 2), ("City", 1))
+    )
+    server.add(3, whole, references)
+    named: dict[str, Any] = {}
+    for schema in (city, address):
+        fastavro.parse_schema(schema, named_schemas=named)
+    place = {"city": {"code": "LHR"}}
+    value = encoded(whole, {"from": place, "to": place, "via": {"code": "CDG"}, "ts": 3}, 3, **named)
+    spec = AvroSpec("confluent", server.url, tuple(FAST.items()))
+    extract = build_extractor(KeySpec("avro", ("to.city.code", "via.code"), "ts", "ms", spec))
+    answer = extract(RecordColumns([value]))
+    assert reasons(answer) == []
+    assert digests(answer) == [digest_key(["LHR", "CDG"])]
+    assert sorted(server.asked) == [
+        "/schemas/ids/3", "/subjects/s1/versions/1?deleted=true", "/subjects/s2/versions/1?deleted=true",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "more", "words"),
+    [
+        ("syntax", {"schemaType": "PROTOBUF"}, "of the type PROTOBUF"),
+        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "Nowhere"}]}, {}, "UnknownType"),
+        ({"type": "recrod", "name": "R"}, {}, "no Avro schema"),
+        (5, {}, "no Avro schema"),
+    ],
+)
+def test_schemas_that_can_not_be_used(
+    server: RegistryServer, schema: object, more: dict[str, str], words: str
+) -> None:
+    server.add(1, schema, **more)
+    server.add(2, ORDER)
+    answer = extractor(server.url)(RecordColumns([order("a"), order("a", id_=2)]))
+    assert [(fault.row, fault.reason) for fault in answer.faults] == [(0, Reason.AVRO_SCHEMA)]
+    assert words in answer.faults[0].message
+
+
+def test_the_clients_own_double_answers_too() -> None:
+    """``mock://``: what users of confluent-kafka test with."""
+    url = "mock://test-registry"
+    client = SchemaRegistryClient.new_client({"url": url})
+    extract = extractor(url)
+    id_ = client.register_schema("orders-value", Schema(json.dumps(ORDER)))
+    extract._reader._schemas._client = client  # type: ignore[attr-defined]  # doubles share nothing
+    assert reasons(extract(RecordColumns([order("a", id_=id_), order("a", id_=99)]))) == [(1, "avro_schema")]

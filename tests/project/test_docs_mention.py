@@ -1,0 +1,67 @@
+"""The documentation names every key and every command with its options, and no key that there is not."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+
+import pytest
+import typer
+
+from replayfilter.service.cli.main import app
+from replayfilter.service.config.model import Config, keys_by_section, sections
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+ROW = re.compile(r"^\| `([a-z]+\.[a-z_]+)` \|" + r"([^|\n]*)\|" * 5 + "$", re.MULTILINE)
+
+
+def rows() -> list[tuple[str, ...]]:
+    """(key, type, meaning, unit, default, example) of each row in the tables of keys."""
+    return [tuple(map(str.strip, row)) for row in ROW.findall((DOCS / "configuration.md").read_text())]
+
+
+def test_every_key_has_its_row_and_no_row_is_without_key() -> None:
+    keys = [f"{section}.{key}" for section, names in keys_by_section().items() for key in names]
+    assert [row[0] for row in rows()] == keys, "each key once, in the order of the config"
+    assert all(all(row) for row in rows()), "type, meaning, unit, default and example"
+
+
+def test_the_tables_of_keys_are_as_the_code_makes_them() -> None:
+    remake = runpy.run_path(str(DOCS / "remake.py"))
+    text = (DOCS / "configuration.md").read_text("utf-8")
+    assert remake["page"](text) == text, "run `make docs`"
+    with pytest.raises(ValueError, match="has places for the keys of"):
+        remake["page"](text.replace("<!-- keys of replay,", "<!-- keys of replays,"))
+
+
+def test_every_example_in_the_tables_is_taken() -> None:
+    for path, *_, example in rows():
+        section, key = path.split(".")
+        value = tomllib.loads(f"value = {example.strip('`')}")["value"]
+        assert getattr(sections()[section].model_validate({key: value}), key) is not None, path
+
+
+def test_every_default_in_the_docs_is_the_real_one() -> None:
+    config = Config.model_construct()
+    compared = 0
+    for path, _, _, _, default, _ in rows():
+        if default.startswith("`"):
+            section, key = path.split(".")
+            real = type(getattr(config, section))()
+            said = tomllib.loads(f"value = {default.strip('`')}")["value"]
+            assert getattr(type(real).model_validate({key: said}), key) == getattr(real, key), path
+            compared += 1
+    assert compared > 15
+
+
+def test_every_command_and_option_is_in_the_docs() -> None:
+    text = (DOCS / "cli.md").read_text()
+    group = typer.main.get_command(app)
+    options = [option for parameter in group.params for option in parameter.opts]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert f"| `{name}" in text, name
+        options += [option for parameter in command.params for option in parameter.opts]
+    for option in options:
+        assert option in text or not option.startswith("-"), option

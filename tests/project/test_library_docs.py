@@ -1,0 +1,133 @@
+"""The examples of docs/library.md run, against a real broker; the Spark one in tests/spark."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from replayfilter import FilteringConsumer, Stamp, StampingProducer, pid_for_topic
+from tests.support.paths import ROOT
+from tests.support.topics import new_topic, read_all, stamp_of
+
+PAGE = (ROOT / "docs" / "library.md").read_text("utf-8")
+BLOCK = re.compile(r"```python\n# way: (\w+)\n(.*?)```", re.DOTALL)
+
+
+def example(way: str, bootstrap: str, **topics: str) -> str:
+    """The code of one way, with this test's broker and topics."""
+    code = dict(BLOCK.findall(PAGE))[way].replace("localhost:9092", bootstrap)
+    for name, topic in topics.items():
+        code = code.replace(f'"{name.replace("_", ".")}"', f'"{topic}"')
+    return code
+
+
+def test_each_way_takes_ten_lines() -> None:
+    ways = dict(BLOCK.findall(PAGE))
+    assert ways.keys() == {"producer", "own", "spark", "consumer", "store", "pubsub"}
+    assert all(len(code.strip().splitlines()) <= 10 for code in ways.values())
+
+
+def test_producer(bootstrap: str) -> None:
+    raw, orders = new_topic(bootstrap, "orders.raw"), new_topic(bootstrap, "orders", 4)
+    exec(example("producer", bootstrap, orders_raw=raw, orders=orders), {})
+    pid = pid_for_topic(bootstrap, raw, "cleaner")
+    assert {(m.partition(), stamp_of(m), m.value()) for m in read_all(bootstrap, orders)} == {
+        (0, Stamp(pid, 0, 0), b"a"), (0, Stamp(pid, 0, 1), b"b"), (1, Stamp(pid, 1, 0), b"c"),
+    }  # fmt: skip
+
+
+def test_own_producer(bootstrap: str) -> None:
+    orders = new_topic(bootstrap, "orders", 4)
+    exec(example("own", bootstrap, orders=orders), {})
+    (message,) = read_all(bootstrap, orders)
+    assert (message.partition(), stamp_of(message).offset) == (1, 7)  # type: ignore[union-attr]
+
+
+def test_consumer(bootstrap: str) -> None:
+    orders = new_topic(bootstrap, "orders")
+    with StampingProducer({"bootstrap.servers": bootstrap}, orders, 7) as producer:
+        for offset in (1, 2, 1, 2, 3):
+            producer.begin_replay()
+            producer.produce(0, offset, b"%d" % offset)
+    handled: list[Any] = []
+    exec(example("consumer", bootstrap, orders=orders, billing=orders), {"handle": handled.append})
+    assert [m.value() for m in handled] == [b"1", b"2", b"3"]
+
+
+def test_store(bootstrap: str) -> None:
+    orders, database = new_topic(bootstrap, "orders"), sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE done (topic, part, next, marks, PRIMARY KEY (topic, part))")
+    names: dict[str, Any] = {"database": database}
+    exec(example("store", bootstrap), names)
+    with StampingProducer({"bootstrap.servers": bootstrap}, orders, 7) as producer:
+        for found in ([b"5"], []):
+            producer.begin_replay()
+            producer.produce(0, 5, b"5")
+            producer.flush()
+            settings = {"bootstrap.servers": bootstrap, "group.id": orders}
+            with FilteringConsumer(settings, store=names["Store"]()) as consumer:
+                consumer.subscribe([orders])
+                assert [m.value() for m in consumer.consume(5, 4)] == found
+                consumer.commit()
+
+
+def test_file(bootstrap: str, tmp_path: Path) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("replayfilter publish")]
+    orders = new_topic(bootstrap, "orders")
+    (tmp_path / "orders.ndjson").write_text("{}\n[]\n")
+    words = line.replace("localhost:9092", bootstrap).replace("--topic orders", f"--topic {orders}").split()
+    subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, check=True, timeout=60)
+    assert [m.value() for m in read_all(bootstrap, orders)] == [b"{}", b"[]"]
+
+
+def test_pubsub(bootstrap: str) -> None:
+    orders = new_topic(bootstrap, "orders")
+    names: dict[str, Any] = {}
+    exec(example("pubsub", bootstrap, orders=orders), names)
+    acked: list[bool] = []
+    callback: Callable[[Any], None] = names["callback"]
+    for _ in range(2):  # sent again
+        callback(SimpleNamespace(message_id="17", data=b"x", ack=lambda: acked.append(True)))
+    assert [m.headers() for m in read_all(bootstrap, orders)] == [[("message-id", b"17")]] * 2
+    assert len(acked) == 2
+
+
+@pytest.mark.parametrize("module", ["pyspark", "java"])
+def test_the_library_needs_neither_pyspark_nor_java(module: str) -> None:
+    code = (
+        "import sys, subprocess\n"
+        "for name in ('pyspark', 'pandas', 'pyarrow', 'py4j', 'rich', 'typer', 'pydantic'):\n"
+        "    sys.modules[name] = None  # as if it were not installed\n"
+        "subprocess.Popen = None\n"
+        "import replayfilter\n"
+        "for name in replayfilter.__all__: getattr(replayfilter, name)\n"
+        "assert 'replayfilter.jvm.java' not in sys.modules and 'replayfilter.jvm.jars' not in sys.modules\n"
+        "import replayfilter.spark\n"
+    )
+    environment = {"PATH": ""} if module == "java" else None
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_the_base_requirements_pull_neither() -> None:
+    """All that `pip install replayfilter` brings, by what the installed packages say of themselves."""
+    from importlib.metadata import requires
+
+    from packaging.requirements import Requirement
+
+    todo, found = ["replayfilter"], set()
+    while todo:
+        for text in requires(todo.pop()) or ():
+            wanted = Requirement(text)
+            if wanted.name not in found and (not wanted.marker or wanted.marker.evaluate({"extra": ""})):
+                found.add(wanted.name)
+                todo.append(wanted.name)
+    assert {"confluent-kafka", "numpy", "xxhash"} <= found
+    assert not found & {"pyspark", "py4j", "pandas", "pyarrow"}

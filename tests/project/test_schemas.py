@@ -1,0 +1,139 @@
+"""The files in schemas/: as the code makes them, and true of what the code reads and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import runpy
+import tomllib
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import jsonschema
+import pytest
+
+from replayfilter.core.stamp import STAMP_BYTES, Stamp
+from replayfilter.demo.stream import generate
+from replayfilter.formats import AvroSpec, KeySpec, RecordColumns, build_extractor
+from replayfilter.service.config.model import keys_by_section
+from replayfilter.spark.counts import REASONS
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "schemas"
+
+
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    schema = json.loads((FOLDER / name).read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_they_are_as_the_code_makes_them() -> None:
+    made: dict[str, str] = runpy.run_path(str(FOLDER / "remake.py"))["contents"]()
+    there = {
+        path.name: path.read_text("utf-8") for path in FOLDER.iterdir() if path.suffix in (".json", ".avsc")
+    }
+    assert there == made, "run `make schemas`"
+
+
+# ---- the config -------------------------------------------------------------------------------------------
+
+
+def examples() -> list[str]:
+    """The pieces of configs in the page about them, all whole ones in other pages, those in examples/."""
+    found = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        blocks = [block.split("```")[0] for block in page.read_text("utf-8").split("```toml\n")[1:]]
+        found += [block for block in blocks if page.name == "configuration.md" or "[service]" in block]
+    return [*found, *(path.read_text("utf-8") for path in (ROOT / "examples").glob("*.toml"))]
+
+
+def test_every_example_is_valid() -> None:
+    assert len(examples()) >= 4
+    for text in examples():
+        validator("config.schema.json").validate(tomllib.loads(text))
+
+
+def test_it_knows_every_key() -> None:
+    schema = json.loads((FOLDER / "config.schema.json").read_text("utf-8"))
+    found = {}
+    for section, reference in schema["properties"].items():
+        found[section] = list(schema["$defs"][reference["$ref"].rpartition("/")[2]]["properties"])
+    assert found == keys_by_section()
+
+
+def test_every_default_is_valid() -> None:
+    schema = json.loads((FOLDER / "config.schema.json").read_text("utf-8"))
+    for name, section in schema["$defs"].items():
+        for key, rules in section["properties"].items():
+            assert "default" in rules, (name, key)
+            if rules["default"] not in ("", None):  # "": not set; null can't be written in TOML
+                jsonschema.Draft202012Validator(rules).validate(rules["default"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"nmae": {}}, {"service": {"nmae": "x"}}, {"service": {"name": "a b"}}, {"service": {"shards": 2000}},
+     {"kafka": {"bootstrap": "host"}}, {"input": {"format": "xml"}}, {"replay": {"mark_ttl": 48}},
+     {"replay": {"mark_ttl": "48 hours"}}, {"service": {"batch_bytes": "1TB"}}, {"dedup": {"key": "id"}},
+     {"input": {"topics": ["a b"]}}, {"avro": {"registry": "localhost"}}, {"avro": {"options": "x"}}],
+)  # fmt: skip
+def test_wrong_configs_are_not_valid(wrong: dict[str, Any]) -> None:
+    assert not validator("config.schema.json").is_valid(wrong)
+
+
+# ---- events, headers, stamps ------------------------------------------------------------------------------
+
+
+def test_orders_are_what_the_service_takes_for_orders() -> None:
+    """Those of the demo: the broken ones are not, and both formats say the same of the others."""
+    values = [record.value for record in generate(3_000, end_ms=1_760_000_000_000)]
+    json_extract = build_extractor(KeySpec("json", ("event_id",), "ts", "ms"))
+    broken = {fault.row for fault in json_extract(RecordColumns(values)).faults}
+    check = validator("order.schema.json")
+    for row in broken:
+        with contextlib.suppress(ValueError, TypeError):
+            assert not check.is_valid(json.loads(values[row]))  # type: ignore[arg-type]
+    orders = [json.loads(value) for row, value in enumerate(values) if row not in broken]  # type: ignore[arg-type]
+    assert len(orders) > 2_500
+    assert broken
+
+    schema = (FOLDER / "order.avsc").read_text("utf-8")
+    parsed = fastavro.parse_schema(json.loads(schema))
+    avro: list[bytes | None] = []
+    for order in orders:
+        check.validate(order)
+        out = BytesIO()
+        fastavro.schemaless_writer(out, parsed, order)
+        avro.append(out.getvalue())
+    spec = AvroSpec("plain", schemas=(schema,))
+    as_avro = build_extractor(KeySpec("avro", ("event_id",), "ts", "ms", spec))(RecordColumns(avro))
+    as_json = json_extract(RecordColumns([json.dumps(order).encode() for order in orders]))
+    assert as_avro.faults == as_json.faults == []
+    assert as_avro.expiry.tolist() == as_json.expiry.tolist()
+    assert as_avro.digests.tolist() == as_json.digests.tolist()
+
+
+def test_every_reason_is_a_headers_value() -> None:
+    headers = {"rf-reason": "json", "rf-message": "why", "rf-stage": "decode"}
+    check = validator("error-headers.schema.json")
+    parsed = fastavro.parse_schema(json.loads((FOLDER / "error-headers.avsc").read_text("utf-8")))
+    for reason in REASONS:
+        check.validate(headers | {"rf-reason": reason})
+        fastavro.schemaless_writer(
+            BytesIO(), parsed, {"rf_reason": reason, "rf_message": "why", "rf_stage": "route"}
+        )
+    assert not check.is_valid(headers | {"rf-reason": "because"})
+
+
+def test_a_stamp_fits_its_schemas() -> None:
+    stamp = Stamp(-5, 3, 2**40)
+    parsed = fastavro.parse_schema(json.loads((FOLDER / "stamp.avsc").read_text("utf-8")))
+    out = BytesIO()
+    fastavro.schemaless_writer(out, parsed, stamp.to_bytes())
+    assert out.getvalue() == stamp.to_bytes()
+    assert len(out.getvalue()) == STAMP_BYTES
+    check = validator("stamp.schema.json")
+    check.validate({"pid": stamp.pid, "partition": stamp.partition, "offset": stamp.offset})
+    assert not check.is_valid({"pid": 2**63, "partition": 0, "offset": 0})

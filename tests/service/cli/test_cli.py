@@ -1,0 +1,226 @@
+"""The command line as users meet it: exit codes, messages, where they go, and how signals end a run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import replayfilter
+from replayfilter.service.cli import main as cli
+from replayfilter.service.runtime.checkpoint import LOCK, LOCK_SECONDS, locked
+from tests.support.paths import ROOT
+
+EXAMPLE = ROOT / "examples" / "orders.toml"
+NOBODY = "127.0.0.1:1"  # no broker listens there
+
+runner = CliRunner()
+
+
+def config_in(folder: Path, **changes: str) -> Path:
+    """The example, its checkpoint in ``folder`` and a bootstrap where nobody is; further text replaced."""
+    text = EXAMPLE.read_text().replace("checkpoint/orders", str(folder / "checkpoint"))
+    text = text.replace("localhost:9092", NOBODY)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "orders.toml"
+    path.write_text(text)
+    return path
+
+
+def test_check_of_a_right_config() -> None:
+    result = runner.invoke(cli.app, ["check", str(EXAMPLE)])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "no faults" in result.stdout
+
+
+def test_check_tells_every_fault_on_a_line_of_stderr(tmp_path: Path) -> None:
+    path = config_in(tmp_path, event_id="", period="perod")
+    result = runner.invoke(cli.app, ["check", str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    heads = [line.split(":")[0] for line in result.stderr.splitlines()]
+    assert heads == ["dedup.key.0", "dedup.period", 'dedup.perod = "1h"']
+
+
+def test_a_wrong_config_stops_every_command_before_it_does_anything(tmp_path: Path) -> None:
+    path = config_in(tmp_path, period="perod")
+    for command in ("run", "topics", "check"):
+        result = runner.invoke(cli.app, [command, str(path)])
+        assert result.exit_code == 2, command
+        assert "did you mean dedup.period?" in result.stderr
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["check"],
+        ["run", "x.toml", "--onc"],
+        ["broker", "--port", "99999"],
+        ["check", "missing.toml"],
+    ],
+)
+def test_wrong_usage_is_two(arguments: list[str]) -> None:
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_version() -> None:
+    result = runner.invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"replayfilter {replayfilter.__version__}\n")
+
+
+def test_an_unforeseen_error_is_one_line_without_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: object) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(cli, "load", fail)
+    plain = runner.invoke(cli.app, ["check", "x"])
+    assert plain.exit_code == 1
+    assert plain.stderr.count("\n") == 1
+    assert "RuntimeError: first line" in plain.stderr
+    debug = runner.invoke(cli.app, ["--debug", "check", "x"])
+    assert debug.exit_code == 1
+    assert "Traceback" in debug.stderr
+    assert "second line" in debug.stderr
+
+
+def test_the_demo_s_verdict_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from replayfilter.demo import walkthrough as demo
+
+    for verdict, code in ((True, 0), (False, 1)):
+        monkeypatch.setattr(demo, "run_demo", lambda records, console, verdict=verdict: verdict)
+        assert runner.invoke(cli.app, ["demo"]).exit_code == code
+
+
+def test_check_is_quick_because_it_imports_no_spark() -> None:
+    code = "import sys; import replayfilter.service.cli.main as c; c.load(sys.argv[1]); print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    heavy = {"pyspark", "pandas", "pyarrow", "confluent_kafka", "uvicorn"} & set(modules)
+    assert not heavy
+
+
+def test_what_is_wrong_around_it_is_told_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("a file where a folder should be")
+    started = time.monotonic()
+    result = runner.invoke(cli.app, ["run", str(config_in(tmp_path))])
+    assert result.exit_code == 1
+    checkpoint, broker = result.stderr.splitlines()
+    assert "can't be written" in checkpoint
+    assert NOBODY in broker
+    assert "correct kafka.bootstrap" in broker
+    assert time.monotonic() - started < 60
+
+
+def test_a_checkpoint_that_another_process_works_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfilter.service.checkpoint.locked", partial(locked, patience=0.2))
+    config = config_in(tmp_path)
+    holder = hold_lock(tmp_path / "checkpoint")
+    try:
+        result = runner.invoke(cli.app, ["run", str(config)])
+    finally:
+        holder.kill()
+        holder.wait()
+    assert result.exit_code == 1
+    assert f"in use by process {holder.pid}" in result.stderr
+    with locked(tmp_path / "checkpoint", 0):  # kill -9 has freed it
+        pass
+
+
+def test_whoever_wants_the_lock_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+    holder = hold_lock(tmp_path)
+    threading.Timer(0.4, holder.kill).start()
+    started = time.monotonic()
+    with locked(tmp_path) as descriptor:
+        assert 0.3 < time.monotonic() - started < LOCK_SECONDS
+        assert Path(f"/proc/self/fd/{descriptor}").resolve() == (tmp_path / LOCK).resolve()
+    holder.wait()
+
+
+def hold_lock(folder: Path) -> subprocess.Popen[str]:
+    code = """
+    import sys, time, pathlib
+    from replayfilter.service.runtime.checkpoint import locked
+    with locked(pathlib.Path(sys.argv[1])):
+        print("held", flush=True)
+        time.sleep(60)
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), folder], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+# ---- signals -----------------------------------------------------------------------------------------
+
+# A query whose batch takes as long as it is told; it ends only after its batch, as the real one does.
+FAKE = """
+import sys, threading, time
+from replayfilter.service.monitor.status import Status
+from replayfilter.service.runtime.supervision import StopSignals, Supervisor
+
+class Query:
+    starts_anew = False
+    heard = time.time()
+    def __init__(self):
+        self.asked = threading.Event()
+    def start(self, once):
+        print("batch begins", flush=True)
+    def await_end(self):
+        self.asked.wait(60)
+        time.sleep(float(sys.argv[1]))
+        print("batch done", flush=True)
+    def stop_after_batch(self):
+        self.asked.set()
+
+with StopSignals() as signals:
+    Supervisor(Query(), signals, Status("s", 1, {}, 0), print).run(once=False)
+print("ended", flush=True)
+"""
+
+
+def start_fake(batch_seconds: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAKE, str(batch_seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "batch begins\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_lets_the_batch_finish(number: int) -> None:
+    process = start_fake(0.5)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "batch done\nended\n")
+    assert "stopping after the batch in hand" in err
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    process = start_fake(60)
+    assert process.stderr is not None
+    process.send_signal(signal.SIGTERM)
+    assert "once more to stop now" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 128 + signal.SIGTERM
+    process.communicate()

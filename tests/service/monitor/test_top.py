@@ -1,0 +1,102 @@
+"""``top``: what it draws, from a real server."""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from replayfilter.errors import ReplayfilterError
+from replayfilter.service.cli.main import app
+from replayfilter.service.monitor.http import StatusServer
+from replayfilter.service.monitor.lag import Lag
+from replayfilter.service.monitor.status import Phase, Status
+from replayfilter.service.monitor.top import ask, render
+from tests.service.monitor.test_metrics import busy
+
+
+def drawn(status: Status, now: float = 2000.0) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(render(status.snapshot(now)))
+    return out.getvalue()
+
+
+def test_it_draws_routes_lag_and_state() -> None:
+    text = drawn(busy())
+    assert "orders  ready  running, up 17 min, 2 batches" in text
+    lines = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
+    assert lines["since the start"][-5:] == ["14"] * 5
+    assert lines["last batch"]
+    assert "7 in memory, 140 on disk, 210 on disk, with old versions" in text
+    assert "4 of 30 origins, 3 may lag: h-29, h-1 and 2 more; for 10 s" in text
+    assert lines["orders-0"] == ["orders-0", "10", "40", "30", "4", "s"]
+
+
+def test_before_the_first_batch_and_after_a_fault() -> None:
+    status = Status("orders", 120.0, {}, 1990.0)
+    status.enter(Phase.RETRYING, 1995.0, "lane orders-3 is lost")
+    text = drawn(status)
+    assert "not ready  retrying" in text
+    assert "none yet" in text
+    assert "lane orders-3 is lost" in text
+
+
+def test_many_partitions_are_cut_to_those_that_wait_most() -> None:
+    status = busy()
+    status.lag([Lag("orders", part, 0, part * 10, 1.0) for part in range(64)], 2000.0)
+    text = drawn(status)
+    assert "orders-63" in text
+    assert "orders-3 " not in text
+    assert "and 52 more" in text
+
+
+def test_the_command_once(tmp_path: Path) -> None:
+    status = busy()
+    status.enter(Phase.RUNNING, time.time())
+    with StatusServer(status, "127.0.0.1", 0) as server:
+        path = tmp_path / "orders.toml"
+        path.write_text(config(server.port))
+        result = CliRunner().invoke(app, ["top", str(path), "--once"])
+        assert result.exit_code == 0, result.output
+        assert "since the start" in result.output
+
+
+def test_what_does_not_answer_is_told(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ReplayfilterError, match=f"no service answers at http://127.0.0.1:{port}/status"):
+        ask(f"http://127.0.0.1:{port}/status")
+    path = tmp_path / "orders.toml"
+    path.write_text(config(0))
+    result: Any = CliRunner().invoke(app, ["top", str(path), "--once"])
+    assert (result.exit_code, "http.port = 0" in result.output) == (1, True)
+
+
+def config(port: int) -> str:
+    return f"""
+[service]
+name = "orders"
+checkpoint = "checkpoint"
+[kafka]
+bootstrap = "localhost:9092"
+[input]
+topics = ["orders"]
+[dedup]
+key = ["id"]
+expiry_key = "ts"
+period = "1h"
+[output]
+unique = "o.u"
+duplicate = "o.d"
+expired = "o.x"
+error = "o.e"
+[http]
+port = {port}
+"""

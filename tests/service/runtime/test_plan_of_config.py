@@ -1,0 +1,85 @@
+"""From the config to the pipeline's terms."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.routing import Route
+from replayfilter.core.stamp import producer_id
+from replayfilter.formats import KeySpec
+from replayfilter.service.config.model import Config
+from replayfilter.service.runtime.checkpoint import identity_of
+from replayfilter.service.runtime.plan import pipeline_settings_of
+from replayfilter.service.runtime.preflight import Findings
+from replayfilter.spark.pipeline_settings import Output, PipelineSettings
+from tests.support.paths import ROOT
+
+EXAMPLE = ROOT / "examples" / "orders.toml"
+
+
+def planned(**sections: dict[str, Any]) -> PipelineSettings:
+    data = tomllib.loads(EXAMPLE.read_text())
+    for section, keys in sections.items():
+        data.setdefault(section, {}).update(keys)
+    config = Config(**data)
+    identity = identity_of(config, "cluster", {"orders": "id"}, cores=3, kept=None)
+    partitions = dict.fromkeys([*config.input.topics, *config.output_topics().values()], 5)
+    return pipeline_settings_of(config, Findings([], identity=identity, partitions=partitions))
+
+
+def test_the_example() -> None:
+    plan = planned(service={"checkpoint": "file:/var/with%20space/orders"})
+    assert plan.checkpoint == "file:/var/with space/orders/spark"
+    assert plan.keys == KeySpec("json", ("event_id",), "ts", "ms")
+    assert plan.rules == Rules()
+    assert plan.outputs == {
+        Route.UNIQUE: Output("orders.unique", 5),
+        Route.DUPLICATE: Output("orders.duplicate", 5),
+        Route.EXPIRED: Output("orders.expired", 5),
+        Route.ERROR: Output("orders.error", 5),
+        Route.FUTURE: Output("orders.error", 5),
+        Route.JUMP: Output("orders.error", 5),
+    }
+    assert plan.pids == {"orders": producer_id("cluster", "id", "orders")}
+    assert (plan.shards, plan.lanes) == (3, 3)
+
+
+def test_every_setting_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RF_TEST_PASSWORD", "hunter2")
+    plan = planned(
+        service={"shards": 7, "master": "local[9]", "batch_records": 11, "batch_bytes": "3MB"},
+        kafka={"options": {"sasl.password": "${RF_TEST_PASSWORD}"}},
+        input={"stamp": "header", "starting": "latest", "format": "raw"},
+        replay={"mark_ttl": "1s", "on_invalid": "error", "topic": "replays"},
+        dedup={"key": ["@key"], "expiry_key": "@timestamp", "unit": "us", "clock": "system",
+               "match": "bucket",
+               "period": "2ms", "bucket_span": "1ms", "max_future": "5us"},
+        output={"key": "preserve"},
+    )  # fmt: skip
+    assert (plan.shards, plan.lanes, plan.master) == (7, 7, "local[9]")
+    assert (plan.batch_records, plan.batch_bytes) == (11, 3_000_000)
+    assert plan.options == {"sasl.password": "hunter2"}
+    assert "hunter2" not in repr(plan)
+    assert (plan.stamp, plan.starting) == ("header", "latest")
+    assert (plan.on_invalid, plan.output_key) == ("error", "preserve")
+    assert plan.keys == KeySpec("raw", ("@key",), "@timestamp", "us")
+    assert plan.rules == Rules(True, 1_000_000, True, "system", 2_000, 1_000, "bucket", "us")
+    assert plan.max_future_us == 5
+    assert plan.outputs[Route.REPLAY] == Output("replays", 5)
+
+
+def test_without_dedup_nothing_can_expire() -> None:
+    plan = planned(dedup={"enabled": False})
+    assert plan.keys.key == ()
+    assert plan.keys.expiry_key is None
+    assert (plan.rules.dedup, plan.rules.clock) == (False, "none")
+    assert plan.outputs.keys() == {Route.UNIQUE, Route.ERROR, Route.FUTURE, Route.JUMP}
+
+
+def test_a_plan_needs_a_preflight_without_faults() -> None:
+    with pytest.raises(ValueError, match="preflight"):
+        pipeline_settings_of(Config(**tomllib.loads(EXAMPLE.read_text())), Findings(["something"]))

@@ -1,0 +1,62 @@
+"""SIGTERM: the service finishes the batch in hand, ends with 0, and goes on in place when started again."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from replayfilter.demo.check import compare
+from replayfilter.demo.kafka_io import create_topic, publish, read_topic
+from replayfilter.demo.stream import OUTPUTS, expected_routes, generate
+from replayfilter.demo.walkthrough import PARTITIONS, write_config
+from replayfilter.devbroker import DevBroker
+from tests.support.service_process import Checkpoint, ServiceProcess, open_transactions, paced, wait_for
+
+NAME = "stopped"
+STOPS = 3
+RECORDS = 12_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sigterm_finishes_the_batch_and_restarts_in_place(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    end_ms = int(time.time() * 1000)
+    stream = generate(RECORDS, end_ms=end_ms, seed=3)
+    expected = expected_routes(stream, end_ms=end_ms)
+    with DevBroker() as broker, ThreadPoolExecutor(1) as aside:
+        config = write_config(tmp_path, broker.bootstrap, NAME, batch_records=2_000)
+        outputs = [f"{NAME}.{route}" for route in OUTPUTS]
+        for topic in (NAME, *outputs):
+            create_topic(broker.bootstrap, topic, PARTITIONS)
+        checkpoint = Checkpoint(tmp_path / "checkpoint")
+        publishing = aside.submit(publish, broker.bootstrap, NAME, paced(stream, 300))
+        for _ in range(STOPS):
+            with ServiceProcess(config) as service:
+                batch = checkpoint.committed()
+                service.await_change(lambda batch=batch: checkpoint.committed() > batch)
+                # Two batches or more, so that the signal comes while one is in hand.
+                now = checkpoint.started()
+                service.await_change(lambda now=now: checkpoint.started() > now)
+                time.sleep(rng.uniform(0, 0.5))
+                service.pids()
+                in_hand = checkpoint.started()
+                service.process.send_signal(signal.SIGTERM)
+                assert service.end(60) == 0, service.tail()
+                assert checkpoint.committed() >= in_hand, f"the batch was not finished\n{service.tail()}"
+                assert not open_transactions(broker.bootstrap, outputs)
+                wait_for(
+                    lambda service=service: not service.pids(), 30, "processes of a stopped service live on"
+                )
+                assert "Traceback" not in service.tail()
+        publishing.result()
+        with ServiceProcess(config, "--once") as service:
+            assert service.end() == 0, service.tail()
+        found = {route: read_topic(broker.bootstrap, f"{NAME}.{route}") for route in OUTPUTS}
+    for verdict in compare(stream, expected, found).values():
+        assert verdict.ok, verdict

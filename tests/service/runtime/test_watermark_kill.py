@@ -1,0 +1,133 @@
+"""kill -9 of a service that keeps a low watermark: its header never goes back, nor is ahead of what comes.
+
+Every record names its origin in a header, and each origin writes in the order of Kafka's timestamps. So of
+the records that come out behind one with the watermark W none may have a timestamp below W.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
+from replayfilter.demo.check import Found, compare
+from replayfilter.demo.kafka_io import create_topic, publish, read_topic
+from replayfilter.demo.stream import OUTPUTS, STAMP, expected_routes, generate
+from replayfilter.demo.walkthrough import PARTITIONS, write_config
+from tests.service.runtime.test_kill import Group, phase
+from tests.support.service_process import Checkpoint, ServiceProcess
+
+NAME, RECORDS, BATCH = "tidekill", 20_000, 1_500
+HOSTS = [f"host-{number}" for number in range(3 * PARTITIONS)]
+WATERMARK = f"""
+[watermark]
+enabled = true
+origin = "@header:host"
+time = "@timestamp"
+roster = {HOSTS}
+"""
+
+
+def low_of(row: Found) -> int | None:
+    """The watermark that a record carries, in microseconds; None for none."""
+    found = [int(value or b"") for name, value in row.headers if name == WATERMARK_HEADER]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def check_lows(rows: Iterable[Found]) -> int:
+    """How many watermarks a partition's records carry; none goes back, none is ahead of what follows."""
+    ordered = list(rows)
+    lows = [low for row in ordered if (low := low_of(row)) is not None]
+    assert lows == sorted(lows)
+    oldest_to_come = 2**63
+    for row in reversed(ordered):
+        oldest_to_come = min(oldest_to_come, row.timestamp_ms * 1_000)
+        assert (low_of(row) or 0) <= oldest_to_come, row
+    first = next((at for at, row in enumerate(ordered) if low_of(row) is not None), 0)
+    assert all(low_of(row) is not None for row in ordered[first:]), "once there is one it stays"
+    return len(set(lows))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[(5, None), (6, 4), (7, 3)], [(5, None), (4, 4), (3, 4)], [(5, 6)], [(5, 1), (6, None)]],
+    ids=["goes back", "a later record is behind it", "ahead of its own record", "was there before"],
+)
+def test_the_check_finds_what_it_looks_for(rows: list[tuple[int, int | None]]) -> None:
+    right = [(5, None), (4, None), (6, 4), (4, 4), (9, 6)]
+    assert check_lows(row_of(*each) for each in right) == 2
+    with pytest.raises(AssertionError):
+        check_lows(row_of(*each) for each in rows)
+
+
+def row_of(time_ms: int, low_ms: int | None) -> Found:
+    """A record with a time and a watermark."""
+    carried = [] if low_ms is None else [(WATERMARK_HEADER, b"%d" % (low_ms * 1_000))]
+    return Found(0, None, None, time_ms, [("note", b""), *carried])
+
+
+def by_input(outputs: Mapping[str, list[Found]]) -> dict[int, list[Found]]:
+    """What came out of each input partition over all topics, in the input's order."""
+    found: defaultdict[int, list[tuple[int, Found]]] = defaultdict(list)
+    for rows in outputs.values():
+        for row in rows:
+            _, partition, offset = STAMP.unpack(row.key or b"")
+            found[partition].append((offset, row))
+    return {partition: [row for _, row in sorted(rows)] for partition, rows in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_kill_and_the_header_still_holds(bootstrap: str, tmp_path: Path) -> None:
+    seed = int(time.time())
+    rng, end_ms = random.Random(seed), seed * 1_000
+    stream = [
+        record._replace(
+            headers=[*record.headers, ("host", rng.choice(HOSTS[record.partition :: PARTITIONS]).encode())]
+        )
+        for record in generate(RECORDS, end_ms=end_ms, seed=seed)
+    ]
+    config = write_config(tmp_path, bootstrap, NAME, batch_records=BATCH)
+    config.write_text(config.read_text() + WATERMARK)
+    for topic in (NAME, *(f"{NAME}.{route}" for route in OUTPUTS)):
+        create_topic(bootstrap, topic, PARTITIONS)
+    publish(bootstrap, NAME, stream)
+    checkpoint, group = Checkpoint(tmp_path / "checkpoint"), Group(bootstrap, NAME)
+    hit = []
+    for kill in range(2):
+        with ServiceProcess(config) as service:
+            batch = checkpoint.committed() + 2  # two of each start must be done, so that there is a watermark
+            service.await_change(lambda batch=batch: checkpoint.committed() >= batch)
+            offsets = group.offsets()
+            service.await_change(lambda offsets=offsets: group.offsets() != offsets, every=0.002)
+            time.sleep(rng.choice((0.0, 0.02, 0.2)))
+            service.kill(service.pids())
+        hit.append(phase(checkpoint, group))
+        print(f"kill {kill + 1}: batch {checkpoint.started()}, {hit[-1]}", flush=True)
+    group.close()
+    with ServiceProcess(config, "--once") as service:
+        assert service.end(200) == 0, service.tail()
+    outputs = {route: read_topic(bootstrap, f"{NAME}.{route}") for route in OUTPUTS}
+    assert hit != ["no batch in flight"] * 2, "the kills proved nothing"
+
+    for route, rows in outputs.items():
+        for partition in range(PARTITIONS):
+            assert check_lows(row for row in rows if row.partition == partition), (seed, route, partition)
+    counted = [check_lows(rows) for rows in by_input(outputs).values()]
+    assert len(counted) == PARTITIONS
+    assert min(counted) >= RECORDS // BATCH // 2, f"seed {seed}: as many as batches, about"
+    plain = {
+        route: [
+            row._replace(headers=[each for each in row.headers if each[0] != WATERMARK_HEADER])
+            for row in rows
+        ]
+        for route, rows in outputs.items()
+    }
+    for verdict in compare(stream, expected_routes(stream, end_ms=end_ms), plain).values():
+        assert verdict.ok, f"seed {seed}, {verdict}"

@@ -1,0 +1,129 @@
+"""A service and a watermark server as users run them: who lags is told, and a changed file taken up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from replayfilter.demo.kafka_io import publish
+from replayfilter.kafka.admin import Cluster
+from tests.support.pipelines import record
+from tests.support.server_process import ServerProcess, write_config
+from tests.support.service_process import ServiceProcess
+
+NAME, START_MS = "tideserved", 1_700_000_000_000
+CONFIG = """\
+[service]
+name = "{name}"
+checkpoint = "{folder}/checkpoint"
+master = "local[2]"
+[kafka]
+bootstrap = "{bootstrap}"
+[input]
+topics = ["{name}"]
+stamp = "none"
+[replay]
+enabled = false
+[dedup]
+key = ["id"]
+expiry_key = "ts"
+period = "1h"
+[watermark]
+enabled = true
+origin = "host"
+time = "ts"
+roster = ["a", "b", "c"]
+idle = "{folder}/idle.txt"
+servers = ["{server}"]
+[output]
+unique = "{name}.unique"
+duplicate = "{name}.duplicate"
+expired = "{name}.expired"
+error = "{name}.error"
+[http]
+port = {port}
+"""
+
+
+def events(bootstrap: str, seconds: int) -> None:
+    """One record of host a and one of host b, in a partition each; b's is a second older."""
+    said = (("a", 0, seconds), ("b", 1, seconds - 1))
+    publish(
+        bootstrap,
+        NAME,
+        [
+            record(
+                json.dumps({"id": f"{host}{at}", "host": host, "ts": START_MS + at * 1_000}).encode(),
+                partition=p,
+            )
+            for host, p, at in said
+        ],
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_it_tells_who_lags_and_takes_up_a_changed_file(bootstrap: str, tmp_path: Path) -> None:
+    Cluster(bootstrap).create(
+        {NAME: 2, **{f"{NAME}.{r}": 2 for r in ("unique", "duplicate", "expired", "error")}}
+    )
+    idle, port = tmp_path / "idle.txt", free_port()
+    idle.write_text("")
+    with ServerProcess(write_config(tmp_path, f"[stages.{NAME}]")) as server:
+        config = tmp_path / "service.toml"
+        config.write_text(
+            CONFIG.format(name=NAME, folder=tmp_path, bootstrap=bootstrap, server=server.url, port=port)
+        )
+
+        def stage() -> Any:
+            return server.get(f"/v1/stages/{NAME}")
+
+        def status() -> Any:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/status", trust_env=False).json()
+            return {"laggards": None}
+
+        with ServiceProcess(config) as service:
+            events(bootstrap, 10)
+            service.await_change(lambda: stage()["held"]["names"] == ["c"], every=0.2)
+            assert stage()["held"]["by"] == "origins"
+            assert stage()["output_low"] is None
+            service.await_change(lambda: len(stage()["partitions"]) == 3, every=0.2)
+            told = {each["partition"]: each["backlog"] for each in stage()["partitions"]}
+            assert told.keys() == {"", f"{NAME}-0", f"{NAME}-1"}
+            service.await_change(
+                lambda: (status()["laggards"] or {"origins": {}})["origins"].get("heard") == 2
+            )
+            found = status()["laggards"]
+            assert found["origins"] == {"expected": 3, "heard": 2, "idle": 0, "lagging": 1}
+            assert found["slowest"] == [{"origin": "c", "progress": None}]
+
+            written = tmp_path / "idle.new"
+            written.write_text("c\n")
+            written.rename(idle)
+            service.await_change(lambda: "the roster changed" in service.log.read_text())
+            pid = service.process.pid
+            events(bootstrap, 20)
+            service.await_change(lambda: stage()["output_low"] == (START_MS + 19_000) * 1_000, every=0.2)
+            assert stage()["held"]["names"] == ["b"]
+            assert stage()["held"]["behind_us"] == 1_000_000
+            assert service.process.pid == pid
+            assert status()["laggards"]["origins"]["idle"] == 1
+            assert status()["retries"] == 0
+            os.kill(service.process.pid, signal.SIGTERM)
+            assert service.end(60) == 0, service.tail()

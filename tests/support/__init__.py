@@ -1,0 +1,1 @@
+"""What tests share: brokers and services in processes, streams, the reference model, readers of topics."""

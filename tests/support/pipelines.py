@@ -1,0 +1,98 @@
+"""A pipeline between topics of its own on the test run's broker, and what a test does with one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.routing import Route
+from replayfilter.demo.check import Found
+from replayfilter.demo.kafka_io import publish, read_topic
+from replayfilter.demo.stream import Headers, Record
+from replayfilter.formats import KeySpec
+from replayfilter.kafka.admin import Cluster
+from replayfilter.spark.partitioning import output_pid
+from replayfilter.spark.pipeline_settings import Output, PipelineSettings
+from replayfilter.spark.query import Service
+from replayfilter.spark.session import start_session
+
+OUTPUTS = (Route.UNIQUE, Route.DUPLICATE, Route.EXPIRED, Route.ERROR)
+
+
+class Pipeline:
+    """Topics ``<name>`` and ``<name>.<route>``, and services that run between them, one after the other."""
+
+    def __init__(self, bootstrap: str, folder: Path, name: str, partitions: int = 2, **settings: Any) -> None:
+        self.bootstrap, self.name = bootstrap, name
+        cluster = Cluster(bootstrap)
+        cluster.create({topic: partitions for topic in (name, *map(self.topic_of, (*OUTPUTS, Route.REPLAY)))})
+        pids = {name: output_pid(cluster.id, cluster.topics([name])[name].id, name)}
+        defaults: dict[str, Any] = {
+            "service": name,
+            "checkpoint": str(folder / name),
+            "bootstrap": bootstrap,
+            "topics": (name,),
+            "keys": KeySpec("json", ("id",), "ts", "ms"),
+            "rules": Rules(period=3_600_000, span=300_000),
+            "outputs": {route: Output(self.topic_of(route), partitions) for route in OUTPUTS},
+            "pids": pids,
+            "shards": 2,
+            "lanes": 2,
+            "master": "local[2]",
+            "log_level": os.environ.get("SPARK_LOG", "off"),
+        }
+        self.settings = PipelineSettings(**defaults | settings)
+        self.progress: list[dict[str, Any]] = []
+
+    def topic_of(self, route: Route) -> str:
+        """The output topic of a route."""
+        return f"{self.name}.{route.name.lower()}"
+
+    def publish(self, records: Iterable[Record]) -> None:
+        """Write records to the input topic."""
+        publish(self.bootstrap, self.name, records)
+
+    def service(self) -> Service:
+        """A service that has not started."""
+        return Service(self.settings, [lambda progress: self.progress.append(dict(progress))])
+
+    def session(self) -> SparkSession:
+        """The test run's Spark session."""
+        return start_session(self.settings)
+
+    def run_once(self) -> Service:
+        """Handle all there is; the ended service."""
+        service = self.service()
+        service.start(once=True)
+        service.await_end()
+        return service
+
+    def counts(self, name: str) -> list[int]:
+        """One count of every finished batch."""
+        return [progress["observedMetrics"]["counts"][name] for progress in self.progress]
+
+    def read(self, route: Route) -> list[Found]:
+        """What a read_committed reader sees of a route's topic, by partition, in order."""
+        return sorted(read_topic(self.bootstrap, self.topic_of(route)), key=lambda found: found.partition)
+
+    def values(self, route: Route) -> list[bytes | None]:
+        """The values in a route's topic, by partition, in order."""
+        return [found.value for found in self.read(route)]
+
+
+def record(
+    value: bytes | None, key: bytes | None = None, partition: int = 0, headers: Headers | None = None
+) -> Record:
+    """A record to publish, with a timestamp of its own."""
+    return Record(partition, -1, key, value, 1_700_000_000_000, headers or [], "")
+
+
+def order(number: int, ts: int, **more: Any) -> bytes:
+    """The JSON of an order."""
+    return json.dumps({"id": number, "ts": ts, **more}).encode()

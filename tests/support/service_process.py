@@ -1,0 +1,165 @@
+"""The service as a user runs it, ``python -m replayfilter run CONFIG``, and ways to end it badly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Event
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from replayfilter.demo.stream import Record
+
+
+class ServiceProcess:
+    """A running service with its JVM and Python workers; ``log`` collects what it says."""
+
+    def __init__(self, config: Path, *arguments: str) -> None:
+        self.log = config.with_suffix(".log")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "replayfilter", "run", str(config), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._pids = {self.process.pid}
+
+    def pids(self) -> set[int]:
+        """All processes of the service so far seen that are alive: driver, JVM, worker daemon, workers."""
+        self._pids |= set(descendants(self.process.pid))
+        return {pid for pid in self._pids if is_alive(pid)}
+
+    def jvm(self) -> int | None:
+        """The JVM's process id, once there is one."""
+        return next((pid for pid in self.pids() if command_of(pid) == "java"), None)
+
+    def kill(self, pids: Iterable[int]) -> None:
+        """SIGKILL, and wait until the whole service is gone; AssertionError if part of it lives on."""
+        self.pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(60)
+        wait_for(lambda: not self.pids(), 60, f"processes of a killed service live on\n{self.tail()}")
+
+    def await_change(self, happened: Callable[[], bool], every: float = 0.02) -> None:
+        """Return as soon as ``happened()``; AssertionError if that takes long, or the service has ended."""
+        wait_for(lambda: happened() or self.process.poll() is not None, 240, "no progress", every)
+        assert self.process.poll() is None, f"the service ended by itself\n{self.tail()}"
+
+    def end(self, seconds: float = 600) -> int:
+        """Wait for the end; the exit code."""
+        return self.process.wait(seconds)
+
+    def tail(self) -> str:
+        """The end of what it said, for failure messages."""
+        return self.log.read_text("utf-8", "replace")[-4000:]
+
+    def __enter__(self) -> ServiceProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Checkpoint:
+    """Spark's logs in a checkpoint folder: a batch is in flight between ``started`` and ``committed``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def started(self) -> int:
+        """The last batch in the offset log; -1: none."""
+        return self._last("offsets")
+
+    def committed(self) -> int:
+        """The last batch in the commit log; -1: none."""
+        return self._last("commits")
+
+    def end_offsets(self, batch: int) -> dict[str, dict[str, int]]:
+        """Where a batch ends, by topic and partition; the offset log's last line."""
+        path = next(self.folder.rglob(f"offsets/{batch}"))
+        offsets: dict[str, dict[str, int]] = json.loads(path.read_text("utf-8").splitlines()[-1])
+        return offsets
+
+    def _last(self, log: str) -> int:
+        names = [path.name for path in self.folder.rglob(f"{log}/*")]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def descendants(pid: int) -> list[int]:
+    """The ids of all processes below ``pid``, from /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name stands in parentheses and may itself hold some: what counts is behind the last one.
+            parent = int(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        todo += (below := children.get(todo.pop(), []))
+        found += below
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether ``pid`` runs; a zombie doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def command_of(pid: int) -> str:
+    """The name of a process's program."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def wait_for(happened: Callable[[], bool], seconds: float, complaint: str, every: float = 0.02) -> None:
+    """Return as soon as ``happened()``; AssertionError with ``complaint`` if that takes longer."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(every)
+
+
+def paced(stream: Iterable[Record], per_second: float, hurry: Event | None = None) -> Iterator[Record]:
+    """The records of ``stream``, slowed down to a rate until ``hurry`` is set."""
+    start = time.monotonic()
+    hurry = hurry or Event()
+    for number, record in enumerate(stream):
+        if number % 20 == 0:
+            hurry.wait(max(0.0, start + number / per_second - time.monotonic()))
+        yield record
+
+
+def open_transactions(bootstrap: str, topics: Iterable[str]) -> list[str]:
+    """Output partitions in which a read_committed reader has to wait for the end of a transaction."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+    found = []
+    for topic in topics:
+        partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
+        stable, last = (
+            {
+                at.partition: future.result().offset
+                for at, future in admin.list_offsets(asked, isolation_level=level).items()
+            }
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+        found += [f"{topic}-{partition}" for partition in partitions if stable[partition] < last[partition]]
+    return found

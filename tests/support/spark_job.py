@@ -1,0 +1,73 @@
+"""A Spark job of somebody's own, with the library: ``library_job BOOTSTRAP FOLDER SOURCE TARGET WHERE``.
+
+It stamps SOURCE into TARGET twice, the second time without its checkpoint, so all of that is replays, and
+filters TARGET in small batches and two runs into FOLDER/rows, as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession, functions
+
+from replayfilter import pid_for_topic
+from replayfilter.jvm.jars import spark_jars
+from replayfilter.spark import filter_replays, stamp
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs" / "library.md"
+
+
+def main() -> None:
+    """Run it all."""
+    bootstrap, folder, source, target, how = sys.argv[1:6]
+    where: Any = how
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.jars": ",".join(map(str, spark_jars())),
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+    }
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+    def read(topic: str) -> DataFrame:
+        options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "includeHeaders": "true"}
+        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "700"}
+        return spark.readStream.format("kafka").options(**options).load()
+
+    def run(writer: Any, checkpoint: str) -> None:
+        writer.option("checkpointLocation", f"{folder}/{checkpoint}").trigger(availableNow=True).start(
+        ).awaitTermination()  # fmt: skip
+
+    def filter_once() -> None:
+        passed = filter_replays(read(target), where)
+        assert passed.schema == read(target).schema
+        run(passed.writeStream.format("json").option("path", f"{folder}/rows"), "filter")
+
+    # The example of docs/library.md, as it stands there.
+    blocks = re.findall(r"```python\n# way: spark\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    code = blocks[0].replace("localhost:9092", bootstrap).replace('"orders.raw"', repr(source))
+    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": source, "startingOffsets": "earliest"}
+    names = {"spark": spark, "options": options, "f": functions, "folder": f"{folder}/example"}
+    exec(code.replace('"orders"', repr(f"{target}-example")), names)
+
+    pids = {source: pid_for_topic(bootstrap, source, "spark-job")}
+    for attempt in ("first", "again"):
+        stamped = stamp(read(source), pids, 3, where)
+        run(stamped.writeStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+            .option("topic", target).option("includeHeaders", "true"), attempt)  # fmt: skip
+        filter_once()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
