@@ -22,11 +22,11 @@ class ReplayfilterError(Exception):
 
 
 class ConfigError(ReplayfilterError):
-    """Settings are wrong; ``faults`` holds one sentence for each, with its path, value and remedy."""
+    """Settings are wrong; ``errors`` holds one sentence for each, with its path, value and remedy."""
 
-    def __init__(self, faults: list[str]) -> None:
-        self.faults = faults
-        super().__init__("\n".join(faults))
+    def __init__(self, errors: list[str]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(errors))
 
 
 class StampError(ReplayfilterError):

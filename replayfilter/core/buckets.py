@@ -12,7 +12,7 @@ Rules:
 - ``match = "window"`` keeps each key's age in its bucket, so that "within the period" is exact to the
   unit; ``bucket`` and clock ``none`` need none. A key takes 16 bytes and 4 for the age (8 if the span
   is above 2**32 units).
-- With ``remember_origin`` a key takes 12 bytes more, for where the accepted record was: place 4, offset 8.
+- With ``remember_first`` a key takes 12 bytes more, for where the accepted record was: place 4, offset 8.
 """
 
 from __future__ import annotations

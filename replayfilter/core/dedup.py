@@ -71,10 +71,10 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
     duplicate[order] = found
     new = order[~found]
     origin = {}
-    if rules.remember_origin:
+    if rules.remember_first:
         origin = {"place": candidates.place[new], "offset": candidates.offset[new]}
     buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], origin)
-    if not rules.remember_origin:
+    if not rules.remember_first:
         return Verdicts(duplicate, candidates.place, candidates.offset)
     group, earlier = np.cumsum(starts) - 1, by == _REMEMBERED
     place, offset = np.zeros(n, np.uint32), np.zeros(n, np.int64)

@@ -281,7 +281,7 @@ def _check_frames(
         mine = codes[own]
         open_ = mine == Route.UNIQUE
         offsets, place = frame.input_offset, 0
-        if clock.rules.remember_origin:
+        if clock.rules.remember_first:
             offsets = offsets[open_]
             place = _number(places, (frame.topic, frame.partition))
         parts.append(
@@ -313,7 +313,7 @@ def _decide_duplicates(
         open_, end = np.flatnonzero(part.codes == Route.UNIQUE), at + len(own.hi)
         repeats = np.flatnonzero(found.duplicate[at:end])
         part.codes[open_[repeats]] = Route.DUPLICATE
-        if buckets.rules.remember_origin:
+        if buckets.rules.remember_first:
             place, offset = found.place[at:end][repeats], found.offset[at:end][repeats]
             part = replace(part, origins=Origins(part.rows[open_[repeats]], place, offset, places))
         decided.append(part)

@@ -81,14 +81,14 @@ def test_a_stamp_header_from_before_is_replaced_and_others_stay(bootstrap: str) 
 def test_settings_that_reorder_or_lose_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=re.escape(name)) as caught:
         StampingProducer({"bootstrap.servers": "127.0.0.1:1", name: value}, "t", PID)
-    assert len(caught.value.faults) == 1
-    assert repr(value) in caught.value.faults[0]
+    assert len(caught.value.errors) == 1
+    assert repr(value) in caught.value.errors[0]
 
 
 def test_all_faults_are_told_at_once_and_safe_values_pass(bootstrap: str) -> None:
     with pytest.raises(ConfigError) as caught:
         StampingProducer({"acks": 1, "enable.idempotence": False}, "t", PID)
-    assert len(caught.value.faults) == 2
+    assert len(caught.value.errors) == 2
     safe = {"acks": "-1", "enable.idempotence": "true", "max.in.flight": 5, "linger.ms": 0}
     StampingProducer(settings(bootstrap) | safe, new_topic(bootstrap, "safe"), PID).flush()
 

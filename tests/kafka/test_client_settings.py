@@ -37,7 +37,7 @@ def test_what_delivery_rests_on_cannot_be_set(name: str, produces: bool) -> None
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         client_settings("b:1", {"acks": "1", "ssl.truststore.location": "a.jks", "group.id": "g"})
-    assert [fault.split(" ")[0] for fault in caught.value.faults] == [
+    assert [fault.split(" ")[0] for fault in caught.value.errors] == [
         "kafka.options.acks",
         "kafka.options.ssl.truststore.location",
         "kafka.options.group.id",

@@ -53,7 +53,7 @@ def test_categorical_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
 
 
 def test_a_duplicate_names_the_record_that_it_repeats(bootstrap: str, tmp_path: Path) -> None:
-    rules = Rules(period=3_600_000, span=300_000, remember_origin=True)
+    rules = Rules(period=3_600_000, span=300_000, remember_first=True)
     keys = KeySpec("json", ("id",), "at", "ms")
     pipeline = Pipeline(bootstrap, tmp_path, "origin", partitions=2, rules=rules, keys=keys)
     pipeline.publish([record(event(7, 5)), record(event(8, 5)), record(event(8, 6), partition=1)])

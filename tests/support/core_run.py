@@ -120,7 +120,7 @@ class CoreRun:
             "rows": np.array([row for row, _ in good], np.uint32),
             "future": future,
             "input_offset": np.array([record.place.offset for _, record in good], np.int64)
-            if self.rules.remember_origin
+            if self.rules.remember_first
             else None,
         }
 
@@ -164,7 +164,7 @@ def compare(stream: Stream) -> Counter[str]:
             assert route == decision.route, (
                 f"batch {number}, {record}: core says {route!r}, model {decision.route!r}: {decision.why}"
             )
-        if stream.rules.remember_origin:
+        if stream.rules.remember_first:
             repeats = {place: decision.repeats for place, decision in expected.items() if decision.repeats}
             assert core.repeats == repeats, f"batch {number}: origins {core.repeats}, model {repeats}"
         assert len(found) == len(expected), f"batch {number}: the core answers for records it was not given"

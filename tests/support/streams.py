@@ -149,7 +149,7 @@ class _Maker:
             match=random.choice(("window", "bucket")),
             unit=self.unit,
             max_jump=random.choice((None, 0, 1, 8, 25)) if profile == "ordered" else None,
-            remember_origin=random.random() < 0.3,
+            remember_first=random.random() < 0.3,
         )
 
     def make_max_future(self) -> int | None:

@@ -44,7 +44,7 @@ class Rules:
     expire and deduplicate what passes. ``clock``, ``match`` ("window" or "bucket"), ``unit``: as in the
     config. ``period``, ``span``: how far behind a record may be, and the width of a bucket; with clock
     ``categorical`` the period is how many categories back are still open. ``max_jump``: clock ``ordered``
-    only, the largest step of the latest point, None for any. ``remember_origin``: keep with each key
+    only, the largest step of the latest point, None for any. ``remember_first``: keep with each key
     where its record was. ``watermark``: how the low watermark comes about, None for none.
     """
 
@@ -57,7 +57,7 @@ class Rules:
     match: str = "window"
     unit: str = "ms"
     max_jump: int | None = None
-    remember_origin: bool = False
+    remember_first: bool = False
     watermark: WatermarkRules | None = None
 
     @property

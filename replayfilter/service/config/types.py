@@ -1,6 +1,6 @@
 """The sections of a config and all their keys: kind, default, meaning, unit and examples.
 
-docs/configuration.md and schemas/config.schema.json are made from these (``make docs``, ``make schemas``). ""
+docs/reference/configuration.md and schemas/config.schema.json are made from these (``make docs``, ``make schemas``). ""
 and [] mean "not set". What must be set depends on other keys, so checks.py says it, not pydantic.
 """
 
@@ -265,7 +265,7 @@ class Dedup(Section):
         unset="none",
         ge=0,
     )
-    remember_origin: bool = setting(
+    remember_first: bool = setting(
         False,
         "Duplicates carry the header `rf-first` with the record that they repeat, as "
         "`topic/partition/offset`. Costs 12 more bytes for each key remembered. Belongs to the state: "
@@ -276,7 +276,7 @@ class Dedup(Section):
         2_000_000_000,
         "How much of the remembered keys each host keeps at hand in files, mapped into memory and "
         "shared by its workers; the rest is read from the state when needed. A key takes 18 to 22 bytes "
-        "there (30 to 34 with `remember_origin`).",
+        "there (30 to 34 with `remember_first`).",
         ["8GB"],
     )
 

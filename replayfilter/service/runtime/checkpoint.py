@@ -46,7 +46,7 @@ class Files(Protocol):
         """What a folder holds; empty if there is none."""
 
 
-class LocalFiles:
+class CheckpointFolder:
     """``Files`` in a folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -112,12 +112,13 @@ class Identity:
     match: str
     cluster_id: str
     topic_ids: dict[str, str]
-    remember_origin: bool = False
+    remember_first: bool = False
     version: int = FORMAT
 
     def to_bytes(self) -> bytes:
         """The identity file's content: JSON with one key a line, for people too."""
-        return json.dumps(asdict(self), indent=2).encode() + b"\n"
+        values = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        return json.dumps(values, indent=2).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Identity:
@@ -129,10 +130,14 @@ class Identity:
                 raise CheckpointError(
                     f"{IDENTITY} has format {values['version']}, this version reads {FORMAT}; {remedy}"
                 )
-            return cls(**{field.name: values[field.name] for field in fields(cls)})
+            names = [field.name for field in fields(cls)]
+            return cls(**{name: values[_STORED_NAMES.get(name, name)] for name in names})
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(f"{IDENTITY} is damaged or not ours; {remedy}") from None
 
+
+# Identity files keep the names they were first written with.
+_STORED_NAMES = {"remember_first": "remember_origin"}
 
 # What the config calls each value, and what to do besides setting it back.
 _NAMES = {
@@ -145,7 +150,7 @@ _NAMES = {
     "clock": "dedup.clock",
     "span": "dedup.bucket_span (in units of the expiry key)",
     "match": "dedup.match",
-    "remember_origin": "dedup.remember_origin",
+    "remember_first": "dedup.remember_first",
     "shards": "service.shards",
     "lanes": "service.shards",
 }
@@ -177,7 +182,7 @@ def identity_of(
         match=dedup.match if config.expires else "window",
         cluster_id=cluster_id,
         topic_ids=dict(topic_ids),
-        remember_origin=dedup.enabled and dedup.remember_origin,
+        remember_first=dedup.enabled and dedup.remember_first,
     )
 
 
@@ -219,7 +224,7 @@ class Progress:
     end: Offsets
 
 
-def spark_progress(files: Files) -> Progress | None:
+def spark_progress(files: CheckpointFolder) -> Progress | None:
     """Read Spark's own logs; None if no batch was finished. CheckpointError if they can't be read."""
     finished = [int(name) for name in files.names(f"{SPARK}/commits") if name.isdecimal()]
     if not finished:
