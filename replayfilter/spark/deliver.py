@@ -177,14 +177,15 @@ class _Lane:
     def _see_times(self, timestamps: pa.Array) -> None:
         oldest, newest = pc.min_max(timestamps.filter(pc.greater_equal(timestamps, 0))).values()
         if oldest.is_valid:
-            self._oldest_ms = min(oldest.as_py(), self._oldest_ms or oldest.as_py())
+            known = oldest.as_py() if self._oldest_ms is None else self._oldest_ms  # 0 is a time too
+            self._oldest_ms = min(oldest.as_py(), known)
             self._counts["newest_ms"] = max(newest.as_py(), self._counts["newest_ms"])
 
     def _write(self, name: _Name, payload: Payload) -> None:
         records, settings = payload.records, self._settings
         codes = self._routes.apply_to(name, records.column("route").to_numpy())
         self._count(codes, records)
-        if settings.rules.remember_origin:
+        if settings.rules.remember_first:
             records = records.append_column("first", self._routes.firsts_of(name, records.num_rows))
         written = self._written[codes]
         if not written.all():
