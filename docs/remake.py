@@ -1,4 +1,4 @@
-"""Makes the tables of keys in configuration.md anew from the code: ``make docs``. A test compares them.
+"""Makes the tables of keys in reference/configuration.md from the code: ``make docs``. A test compares them.
 
 What stands between a section's two marks is made; the rest of the page is written by hand.
 """
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from replayfilter.service.config.model import sections
 from replayfilter.settings.durations import bytes_text, duration_text, parse_bytes, parse_duration
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGE = Path(__file__).parent / "reference" / "configuration.md"
 MADE = re.compile(r"(<!-- keys of (\w+), made by remake\.py -->\n).*?(<!-- end of keys -->\n)", re.DOTALL)
 HEAD = "| key | type | meaning | unit, values | default | example |\n|---|---|---|---|---|---|\n"
 TYPES = {str: "text", int: "integer", bool: "boolean", list: "list", dict: "table"}

@@ -1,4 +1,4 @@
-"""``replayfilter watermark serve`` and ``wait``. docs/watermark.md describes them."""
+"""``replayfilter watermark serve`` and ``wait``. docs/reference/watermark-server.md describes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def watermark() -> None:
 
 @app.command()
 def serve(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Its TOML file: see docs/watermark.md.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="Its TOML file: see docs/reference/watermark-server.md.")
+    ],
 ) -> None:
     """Run the watermark server in the foreground. A second one on the same store stands by."""
     import uvicorn

@@ -1,4 +1,4 @@
-"""The watermark server's configuration: a TOML file of its own. docs/watermark.md describes each key.
+"""The watermark server's configuration: a TOML file of its own. docs/reference/watermark-server.md describes each key.
 
 ``load(path)`` gives a checked ``ServerConfig``, or raises ``ConfigError`` with every fault that there is.
 """

@@ -14,7 +14,7 @@ from replayfilter.service.config.model import load
 from replayfilter.watermark.server_config import load as load_watermark
 from tests.support.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # What a part of a config is completed with to be a whole one.

@@ -14,12 +14,13 @@ from replayfilter.service.config.model import Config, keys_by_section, sections
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
+CONFIGURATION = DOCS / "reference" / "configuration.md"
 ROW = re.compile(r"^\| `([a-z]+\.[a-z_]+)` \|" + r"([^|\n]*)\|" * 5 + "$", re.MULTILINE)
 
 
 def rows() -> list[tuple[str, ...]]:
     """(key, type, meaning, unit, default, example) of each row in the tables of keys."""
-    return [tuple(map(str.strip, row)) for row in ROW.findall((DOCS / "configuration.md").read_text())]
+    return [tuple(map(str.strip, row)) for row in ROW.findall(CONFIGURATION.read_text("utf-8"))]
 
 
 def test_every_key_has_its_row_and_no_row_is_without_key() -> None:
@@ -30,7 +31,7 @@ def test_every_key_has_its_row_and_no_row_is_without_key() -> None:
 
 def test_the_tables_of_keys_are_as_the_code_makes_them() -> None:
     remake = runpy.run_path(str(DOCS / "remake.py"))
-    text = (DOCS / "configuration.md").read_text("utf-8")
+    text = CONFIGURATION.read_text("utf-8")
     assert remake["page"](text) == text, "run `make docs`"
     with pytest.raises(ValueError, match="has places for the keys of"):
         remake["page"](text.replace("<!-- keys of replay,", "<!-- keys of replays,"))
@@ -57,7 +58,7 @@ def test_every_default_in_the_docs_is_the_real_one() -> None:
 
 
 def test_every_command_and_option_is_in_the_docs() -> None:
-    text = (DOCS / "cli.md").read_text()
+    text = (DOCS / "reference" / "cli.md").read_text()
     group = typer.main.get_command(app)
     options = [option for parameter in group.params for option in parameter.opts]
     for name, command in group.commands.items():  # type: ignore[attr-defined]

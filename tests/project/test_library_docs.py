@@ -1,4 +1,4 @@
-"""The examples of docs/library.md run, against a real broker; the Spark one in tests/spark."""
+"""The library's examples in docs/guides/ run, against a real broker; the Spark one in tests/spark."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from replayfilter import FilteringConsumer, Stamp, StampingProducer, pid_for_top
 from tests.support.paths import ROOT
 from tests.support.topics import new_topic, read_all, stamp_of
 
-PAGE = (ROOT / "docs" / "library.md").read_text("utf-8")
+GUIDES = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs" / "guides").glob("*.md")))
 BLOCK = re.compile(r"```python\n# way: (\w+)\n(.*?)```", re.DOTALL)
 
 
 def example(way: str, bootstrap: str, **topics: str) -> str:
     """The code of one way, with this test's broker and topics."""
-    code = dict(BLOCK.findall(PAGE))[way].replace("localhost:9092", bootstrap)
+    code = dict(BLOCK.findall(GUIDES))[way].replace("localhost:9092", bootstrap)
     for name, topic in topics.items():
         code = code.replace(f'"{name.replace("_", ".")}"', f'"{topic}"')
     return code
 
 
 def test_each_way_takes_ten_lines() -> None:
-    ways = dict(BLOCK.findall(PAGE))
+    ways = dict(BLOCK.findall(GUIDES))
     assert ways.keys() == {"producer", "own", "spark", "consumer", "store", "pubsub"}
     assert all(len(code.strip().splitlines()) <= 10 for code in ways.values())
 
@@ -80,7 +80,7 @@ def test_store(bootstrap: str) -> None:
 
 
 def test_file(bootstrap: str, tmp_path: Path) -> None:
-    (line,) = [line for line in PAGE.splitlines() if line.startswith("replayfilter publish")]
+    (line,) = [line for line in GUIDES.splitlines() if line.startswith("replayfilter publish")]
     orders = new_topic(bootstrap, "orders")
     (tmp_path / "orders.ndjson").write_text("{}\n[]\n")
     words = line.replace("localhost:9092", bootstrap).replace("--topic orders", f"--topic {orders}").split()

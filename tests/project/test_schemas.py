@@ -43,7 +43,7 @@ def test_they_are_as_the_code_makes_them() -> None:
 def examples() -> list[str]:
     """The pieces of configs in the page about them, all whole ones in other pages, those in examples/."""
     found = []
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         blocks = [block.split("```")[0] for block in page.read_text("utf-8").split("```toml\n")[1:]]
         found += [block for block in blocks if page.name == "configuration.md" or "[service]" in block]
     return [*found, *(path.read_text("utf-8") for path in (ROOT / "examples").glob("*.toml"))]
@@ -90,7 +90,7 @@ def test_orders_are_what_the_service_takes_for_orders() -> None:
     """Those of the demo: the broken ones are not, and both formats say the same of the others."""
     values = [record.value for record in generate(3_000, end_ms=1_760_000_000_000)]
     json_extract = build_extractor(KeySpec("json", ("event_id",), "ts", "ms"))
-    broken = {fault.row for fault in json_extract(RecordColumns(values)).faults}
+    broken = {error.row for error in json_extract(RecordColumns(values)).errors}
     check = validator("order.schema.json")
     for row in broken:
         with contextlib.suppress(ValueError, TypeError):
@@ -110,7 +110,7 @@ def test_orders_are_what_the_service_takes_for_orders() -> None:
     spec = AvroSpec("plain", schemas=(schema,))
     as_avro = build_extractor(KeySpec("avro", ("event_id",), "ts", "ms", spec))(RecordColumns(avro))
     as_json = json_extract(RecordColumns([json.dumps(order).encode() for order in orders]))
-    assert as_avro.faults == as_json.faults == []
+    assert as_avro.errors == as_json.errors == []
     assert as_avro.expiry.tolist() == as_json.expiry.tolist()
     assert as_avro.digests.tolist() == as_json.digests.tolist()
 

@@ -18,7 +18,7 @@ from replayfilter.jvm.jars import spark_jars
 from replayfilter.spark import filter_replays, stamp
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "library.md"
+PAGE = ROOT / "docs" / "guides" / "stamp-from-spark.md"
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
         assert passed.schema == read(target).schema
         run(passed.writeStream.format("json").option("path", f"{folder}/rows"), "filter")
 
-    # The example of docs/library.md, as it stands there.
+    # The example of docs/guides/stamp-from-spark.md, as it is written there.
     blocks = re.findall(r"```python\n# way: spark\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     code = blocks[0].replace("localhost:9092", bootstrap).replace('"orders.raw"', repr(source))
     options = {"kafka.bootstrap.servers": bootstrap, "subscribe": source, "startingOffsets": "earliest"}

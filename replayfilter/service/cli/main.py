@@ -1,4 +1,4 @@
-"""The ``replayfilter`` command. docs/cli.md describes it.
+"""The ``replayfilter`` command. docs/reference/cli.md describes it.
 
 Exit codes: 0 done, 1 failed at run time, 2 bad usage or config. Spark and the broker are imported by the
 commands that need them, so that ``check`` answers at once.
@@ -67,7 +67,7 @@ app = typer.Typer(
 app.add_typer(watermark, name="watermark")
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The TOML file: see docs/configuration.md.")
+    Path, typer.Argument(metavar="CONFIG", help="The TOML file: see docs/reference/configuration.md.")
 ]
 stamp_commands.add_to(app)
 
@@ -90,7 +90,7 @@ def _debugs(context: Any) -> bool:
 
 def _words(error: Exception) -> list[str]:
     if isinstance(error, ConfigError):
-        return error.faults
+        return error.errors
     if isinstance(error, ReplayfilterError):
         return [str(error)]
     first = (str(error).strip() or "no message").splitlines()[0]
@@ -152,7 +152,7 @@ def run(
     ] = LogFormat.AUTO,
 ) -> None:
     """Run the service. SIGTERM or Ctrl-C: finish the batch in hand and end."""
-    from replayfilter.service.runtime.checkpoint import IDENTITY, LocalFiles, local_folder, locked
+    from replayfilter.service.runtime.checkpoint import IDENTITY, CheckpointFolder, local_folder, locked
     from replayfilter.service.runtime.console import Reporter
     from replayfilter.service.runtime.json_log import JsonLog
     from replayfilter.service.runtime.plan import pipeline_settings_of
@@ -164,7 +164,7 @@ def run(
     config, console = load(path), Console()
     as_json = log_format is LogFormat.JSON or (log_format is LogFormat.AUTO and not console.is_terminal)
     reporter = JsonLog(config.service.name) if as_json else Reporter(console)
-    context.meta[COMPLAIN] = reporter.complain
+    context.meta[COMPLAIN] = reporter.error
     folder = local_folder(config.service.checkpoint)
     if folder is None:
         raise CheckpointError(
@@ -179,13 +179,13 @@ def run(
             faults.append(str(error))
         findings = inspect(config, from_committed)
         for text in findings.warnings:
-            reporter.warn(f"warning: {text}")
-        faults = list(dict.fromkeys([*faults, *findings.faults]))
+            reporter.warning(f"warning: {text}")
+        faults = list(dict.fromkeys([*faults, *findings.errors]))
         if faults:
-            reporter.complain(*(text.replace("CONFIG", str(path)) for text in faults))
+            reporter.error(*(text.replace("CONFIG", str(path)) for text in faults))
             raise typer.Exit(FAILED)
         assert findings.identity is not None
-        files = LocalFiles(folder)
+        files = CheckpointFolder(folder)
         files.write(IDENTITY, findings.identity.to_bytes())
         level = "warn" if _debugs(context) else "off"
         plan = replace(

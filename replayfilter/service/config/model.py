@@ -1,7 +1,7 @@
 """The service's configuration: a TOML file, each key of which an environment variable may override.
 
 ``load(path)`` gives a checked ``Config``, or raises ``ConfigError`` with every fault that there is, so that
-nobody mends a file one message at a time. docs/configuration.md describes each key.
+nobody mends a file one message at a time. docs/reference/configuration.md describes each key.
 """
 
 from __future__ import annotations

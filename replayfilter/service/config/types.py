@@ -1,6 +1,7 @@
 """The sections of a config and all their keys: kind, default, meaning, unit and examples.
 
-docs/reference/configuration.md and schemas/config.schema.json are made from these (``make docs``, ``make schemas``). ""
+docs/reference/configuration.md and schemas/config.schema.json are made from these (``make docs``,
+``make schemas``). ""
 and [] mean "not set". What must be set depends on other keys, so checks.py says it, not pydantic.
 """
 

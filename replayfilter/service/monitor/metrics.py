@@ -1,4 +1,4 @@
-"""The closed list of metrics. docs/metrics.md describes each; a test compares the two.
+"""The closed list of metrics. docs/reference/metrics.md describes each; a test compares the two.
 
 All of them are read from the driver's :class:`Status` when asked for, so they hold for executors on other
 machines too: what those count comes with each batch's progress.

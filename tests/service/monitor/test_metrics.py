@@ -13,10 +13,10 @@ from replayfilter.service.monitor.metrics import LABELS, METRICS, PREFIX, regist
 from replayfilter.service.monitor.status import BUCKETS, Phase, Status
 from replayfilter.service.monitor.storage import Storage
 from replayfilter.spark.counts import COUNTS
-from tests.service.monitor.test_status import batch
+from tests.support.batches import batch
 from tests.support.paths import ROOT
 
-DOCS = ROOT / "docs" / "metrics.md"
+DOCS = ROOT / "docs" / "reference" / "metrics.md"
 ROW = re.compile(r"^\| `(replayfilter_\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
 
 
