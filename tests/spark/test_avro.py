@@ -15,7 +15,7 @@ from tests.formats.test_registry import FAST, encoded
 from tests.support.pipelines import Pipeline, record
 from tests.support.registry_server import RegistryServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NOW = 3_600_000_000  # ms: long ago, so that nothing is future
 LONG = {"name": "ts", "type": "long"}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.routing import Route
 from replayfilter.formats import KeySpec
 from tests.support.pipelines import Pipeline, record
+
+pytestmark = pytest.mark.spark
 
 
 def event(id_: int, key: object) -> bytes:

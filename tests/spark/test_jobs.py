@@ -16,6 +16,8 @@ from replayfilter import pid_for_topic
 from replayfilter.kafka.admin import Cluster
 from tests.support.topics import new_topic, read_all, stamp_of
 
+pytestmark = pytest.mark.spark
+
 RECORDS = 3_000
 
 

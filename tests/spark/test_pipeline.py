@@ -20,7 +20,7 @@ from replayfilter.spark.pipeline_settings import Output
 from tests.support.pipelines import Pipeline, order, record
 from tests.support.service_process import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR  # event time: long ago, so that nothing is future

@@ -24,6 +24,8 @@ from replayfilter.spark.query import Service
 from replayfilter.spark.run_cache import RunCache
 from tests.support.pipelines import Pipeline, order, record
 
+pytestmark = pytest.mark.spark
+
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

@@ -22,6 +22,8 @@ from replayfilter.spark import query
 from replayfilter.spark.query import Progress, Service
 from tests.support.service_process import command_of, descendants
 
+pytestmark = pytest.mark.spark
+
 SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
 
 

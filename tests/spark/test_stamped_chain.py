@@ -11,6 +11,8 @@ from tests.support.service_process import ServiceProcess
 from tests.support.stamped_job import check_exact, contents, fill, run_job
 from tests.support.topics import new_topic, read_all
 
+pytestmark = pytest.mark.spark
+
 CONFIG = """\
 [service]
 name = "{name}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.routing import Route
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, WatermarkRules
@@ -12,6 +14,8 @@ from replayfilter.formats import KeySpec
 from replayfilter.service.monitor.batch import read_batch
 from replayfilter.spark.partitioning import output_pid
 from tests.support.pipelines import Pipeline, record
+
+pytestmark = pytest.mark.spark
 
 HOUR_MS, START_MS = 3_600_000, 1_700_000_000_000
 

@@ -15,6 +15,6 @@ def clients() -> list[object]:
     return [each for each in gc.get_objects() if isinstance(each, Consumer | Producer | AdminClient)]
 
 
-def asleep() -> int:
-    """How many steps of a transaction were left behind since librdkafka did not return from them."""
+def hanging_steps() -> int:
+    """How many transaction steps never returned from librdkafka and were abandoned."""
     return sum(thread.name == "kafka-step" for thread in threading.enumerate())

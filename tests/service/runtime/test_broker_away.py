@@ -27,6 +27,8 @@ from replayfilter.service.cli.main import app
 from replayfilter.service.runtime.supervision import STOP_SECONDS
 from tests.support.service_process import Checkpoint, ServiceProcess, wait_for
 
+pytestmark = pytest.mark.spark
+
 NAME = "away"
 RECORDS = 24_000
 

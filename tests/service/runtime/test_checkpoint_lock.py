@@ -18,6 +18,8 @@ from replayfilter.errors import CheckpointError
 from replayfilter.service.runtime.checkpoint import LOCK, LOCK_SECONDS, locked
 from tests.support.service_process import command_of, descendants, is_alive, wait_for
 
+pytestmark = pytest.mark.spark
+
 DRIVER = """
 import pathlib, sys, time
 from replayfilter.core.clock.expiry import Rules

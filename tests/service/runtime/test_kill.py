@@ -23,6 +23,8 @@ from replayfilter.demo.walkthrough import PARTITIONS, write_config
 from replayfilter.devbroker import DevBroker
 from tests.support.service_process import Checkpoint, ServiceProcess, paced
 
+pytestmark = [pytest.mark.spark, pytest.mark.kill]
+
 NAME = "killed"
 KILLS = 20
 RECORDS = 120_000  # more than are published while it is killed; the rest follows at once

@@ -19,6 +19,8 @@ from replayfilter.spark.query import Progress, Service
 from tests.support.pipelines import Pipeline, order, record
 from tests.support.service_process import wait_for
 
+pytestmark = pytest.mark.spark
+
 SMALL, LARGE = 600, 700  # records; as many large ones again follow once the query has started anew
 
 

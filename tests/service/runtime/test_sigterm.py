@@ -17,6 +17,8 @@ from replayfilter.demo.walkthrough import PARTITIONS, write_config
 from replayfilter.devbroker import DevBroker
 from tests.support.service_process import Checkpoint, ServiceProcess, open_transactions, paced, wait_for
 
+pytestmark = pytest.mark.spark
+
 NAME = "stopped"
 STOPS = 3
 RECORDS = 12_000

@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
-from replayfilter.demo.check import Found, compare
+from replayfilter.demo.check import ConsumerRecord, compare
 from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS, STAMP, expected_routes, generate
 from replayfilter.demo.walkthrough import PARTITIONS, write_config
 from tests.service.runtime.test_kill import Group, phase
 from tests.support.service_process import Checkpoint, ServiceProcess
+
+pytestmark = pytest.mark.spark
 
 NAME, RECORDS, BATCH = "tidekill", 20_000, 1_500
 HOSTS = [f"host-{number}" for number in range(3 * PARTITIONS)]
@@ -33,14 +35,14 @@ roster = {HOSTS}
 """
 
 
-def low_of(row: Found) -> int | None:
+def low_of(row: ConsumerRecord) -> int | None:
     """The watermark that a record carries, in microseconds; None for none."""
     found = [int(value or b"") for name, value in row.headers if name == WATERMARK_HEADER]
     assert len(found) <= 1
     return found[0] if found else None
 
 
-def check_lows(rows: Iterable[Found]) -> int:
+def check_lows(rows: Iterable[ConsumerRecord]) -> int:
     """How many watermarks a partition's records carry; none goes back, none is ahead of what follows."""
     ordered = list(rows)
     lows = [low for row in ordered if (low := low_of(row)) is not None]
@@ -66,15 +68,15 @@ def test_the_check_finds_what_it_looks_for(rows: list[tuple[int, int | None]]) -
         check_lows(row_of(*each) for each in rows)
 
 
-def row_of(time_ms: int, low_ms: int | None) -> Found:
+def row_of(time_ms: int, low_ms: int | None) -> ConsumerRecord:
     """A record with a time and a watermark."""
     carried = [] if low_ms is None else [(WATERMARK_HEADER, b"%d" % (low_ms * 1_000))]
-    return Found(0, None, None, time_ms, [("note", b""), *carried])
+    return ConsumerRecord(0, None, None, time_ms, [("note", b""), *carried])
 
 
-def by_input(outputs: Mapping[str, list[Found]]) -> dict[int, list[Found]]:
+def by_input(outputs: Mapping[str, list[ConsumerRecord]]) -> dict[int, list[ConsumerRecord]]:
     """What came out of each input partition over all topics, in the input's order."""
-    found: defaultdict[int, list[tuple[int, Found]]] = defaultdict(list)
+    found: defaultdict[int, list[tuple[int, ConsumerRecord]]] = defaultdict(list)
     for rows in outputs.values():
         for row in rows:
             _, partition, offset = STAMP.unpack(row.key or b"")

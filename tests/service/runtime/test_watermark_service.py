@@ -19,6 +19,8 @@ from tests.support.pipelines import record
 from tests.support.server_process import ServerProcess, write_config
 from tests.support.service_process import ServiceProcess
 
+pytestmark = pytest.mark.spark
+
 NAME, START_MS = "tideserved", 1_700_000_000_000
 CONFIG = """\
 [service]

@@ -17,6 +17,8 @@ from tests.spark.test_stamped_chain import CONFIG
 from tests.support.service_process import ServiceProcess
 from tests.support.topics import new_topic, read_all
 
+pytestmark = pytest.mark.spark
+
 PID = -7
 
 
