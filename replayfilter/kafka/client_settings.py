@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from confluent_kafka import KafkaException
+
 from replayfilter.errors import ConfigError
 
 Settings = dict[str, str | int | float | bool]
@@ -83,6 +85,12 @@ def client_settings(
     if faults:
         raise ConfigError(faults)
     return settings
+
+
+def refused_setting(error: KafkaException) -> ConfigError:
+    """The error to raise when librdkafka refuses the settings of a new client."""
+    reason = error.args[0].str()
+    return ConfigError([f"kafka.options has a setting that the client refuses: {reason}; correct it"])
 
 
 def _translate(name: str, value: str, options: Mapping[str, str], faults: list[str]) -> Settings:

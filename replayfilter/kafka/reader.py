@@ -1,60 +1,183 @@
-"""Reading stretches of a topic's partitions, as a read_committed reader sees them."""
+"""Bounded reads: the committed records in ranges of offsets, and then it stops.
+
+Everything that reads a part of a topic outside of Spark uses this reader: verification, the doctor, the
+checks before a start, the lag poller, the sample for the batch size and the demo.
+
+    ranges = {("orders", 0): (1_000, 2_000), ("orders", 1): (0, 500)}
+    with RangeReader(settings, "replayfilter-verify") as reader:
+        for message in reader.read(ranges):                         # every record, or BrokerError
+            ...
+        sample = reader.read_available(ranges, seconds=2.0)         # what can be read in two seconds
+
+A range is (start, end): the first offset, and the one after the last. It is done when a record at or after
+its last offset arrives, or at the end of the partition, since transaction markers and aborted or compacted
+records take offsets that nobody can read. A partition whose range is done is no longer fetched.
+
+Records of one partition come in offset order; those of different partitions arrive interleaved.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.chunk import InputPartition
-from replayfilter.kafka.client_settings import Settings
+from replayfilter.kafka.client_settings import Settings, refused_setting
 
-SILENCE_SECONDS = 60.0
-AT_ONCE = 10_000
+Range = tuple[int, int]  # first offset, and the one after the last
+
+SILENCE_LIMIT_S = 60.0  # a broker's restart takes less
+POLL_S = 0.1  # how late a time limit may be noticed
+MESSAGES_PER_POLL = 10_000
+SHOWN_PARTITIONS = 5  # in an error message
+_REMEDY = "check that the brokers are up and that the topic may be read, then try again"
 
 
-def read_ranges(settings: Settings, ranges: Mapping[InputPartition, tuple[int, int]]) -> Iterator[Message]:
-    """The records with offsets in [start, end) of each partition, those of one partition in their order.
+class _Step(NamedTuple):
+    """What one poll of the consumer brought."""
 
-    ``settings``: of a consumer, without a group. Raises BrokerError if nothing comes for a minute.
+    records: list[Message]
+    errors: dict[InputPartition, KafkaError]
+    unread: Mapping[InputPartition, int]  # the ranges that aren't done
+    heard: bool  # whether the broker sent anything, if only the end of a partition
+
+
+class RangeReader:
+    """Reads ranges of offsets with one consumer; several reads one after the other, in one thread.
+
+    ``settings`` are a consumer's. ``group`` is a name only: partitions are assigned, not subscribed to, and
+    nothing is committed, but librdkafka wants a ``group.id``. ``offset_reset`` decides what happens when the
+    start of a range has been deleted by retention: "error" ends :meth:`read` with an error, "earliest" goes
+    on with the first record that is still there.
+
+    Raises :class:`ConfigError` for settings that librdkafka refuses.
     """
-    waiting = {source: end for source, (start, end) in ranges.items() if start < end}
-    if not waiting:
-        return
-    reading: Settings = {
-        "group.id": "replayfilter-verify",  # a consumer must have one; nothing is committed to it
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "error",
-        "log_level": 0,
-    }
-    consumer = Consumer(settings | reading)
-    try:
-        consumer.assign([TopicPartition(*source, ranges[source][0]) for source in waiting])
-        heard = time.monotonic()
-        while waiting:
-            for message in consumer.consume(AT_ONCE, 0.5):
-                heard = time.monotonic()
-                source = str(message.topic()), int(message.partition() or 0)
-                if source not in waiting:
-                    continue
-                error = message.error()
-                if error is None and int(message.offset() or 0) < waiting[source]:
-                    yield message
-                    if int(message.offset() or 0) + 1 < waiting[source]:
-                        continue
-                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise BrokerError(f"{source[0]}-{source[1]} can't be read: {error.str()}; try again")
-                del waiting[source]
-                consumer.incremental_unassign([TopicPartition(*source)])
-            if time.monotonic() - heard > SILENCE_SECONDS:
-                names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(waiting)[:5])
+
+    def __init__(
+        self, settings: Settings, group: str, offset_reset: Literal["error", "earliest"] = "error"
+    ) -> None:
+        reading: Settings = {
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": offset_reset,
+            "log_level": 0,  # every failure is raised
+        }
+        try:
+            self._consumer = Consumer(settings | reading)
+        except KafkaException as error:
+            raise refused_setting(error) from error
+        self._closed = False
+
+    def read(
+        self,
+        ranges: Mapping[InputPartition, Range],
+        *,
+        per_partition: int | None = None,
+        silence_s: float = SILENCE_LIMIT_S,
+    ) -> Iterator[Message]:
+        """All records in the ranges, or only the first ``per_partition`` of each.
+
+        Raises :class:`BrokerError` if a partition can't be read, or if nothing arrives for ``silence_s``
+        seconds. The time that the caller spends on a record doesn't count.
+        """
+        last_heard = time.monotonic()
+        for step in self._steps(ranges, per_partition):
+            yield from step.records
+            for (topic, number), error in step.errors.items():
+                raise BrokerError(f"{topic}-{number} can't be read: {error.str()}; {_REMEDY}")
+            if step.heard:
+                last_heard = time.monotonic()
+            elif time.monotonic() - last_heard > silence_s:
                 raise BrokerError(
-                    f"nothing came from {names} for {SILENCE_SECONDS:.0f} s; is a transaction open there, or "
-                    "a broker away? try again"
+                    f"nothing arrived from {_names(step.unread)} for {silence_s:.0f} s; check that the "
+                    "brokers are up, then try again"
                 )
-    finally:
-        consumer.close()
+
+    def read_available(
+        self, ranges: Mapping[InputPartition, Range], seconds: float, *, per_partition: int | None = None
+    ) -> list[Message]:
+        """Those records in the ranges that arrive within ``seconds``.
+
+        Partitions that can't be read are left out without an error: this is for samples and estimates.
+        """
+        deadline = time.monotonic() + seconds
+        found: list[Message] = []
+        for step in self._steps(ranges, per_partition):
+            found += step.records
+            if time.monotonic() >= deadline:
+                break
+        return found
+
+    def close(self) -> None:
+        """Close the consumer; no read may follow."""
+        if not self._closed:
+            self._closed = True
+            self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _steps(self, ranges: Mapping[InputPartition, Range], per_partition: int | None) -> Iterator[_Step]:
+        """Poll until every range is done; a partition with an error isn't read further."""
+        unread = {partition: end - start for partition, (start, end) in ranges.items() if start < end}
+        if per_partition is not None:
+            unread = {partition: min(size, per_partition) for partition, size in unread.items()}
+        if not unread:
+            return
+        try:
+            self._consumer.assign([TopicPartition(*partition, ranges[partition][0]) for partition in unread])
+            while unread:
+                yield self._poll(ranges, unread)
+        except KafkaException as error:
+            reason = error.args[0].str()
+            raise BrokerError(f"{_names(unread)} can't be read: {reason}; {_REMEDY}") from error
+        finally:
+            if not self._closed:
+                self._consumer.unassign()
+
+    def _poll(self, ranges: Mapping[InputPartition, Range], unread: dict[InputPartition, int]) -> _Step:
+        """One poll. ``unread`` has the ranges that aren't done, with the records wanted of each at most."""
+        # The client waits until it has that many messages or the time is up, so never ask for too many.
+        messages = self._consumer.consume(min(MESSAGES_PER_POLL, sum(unread.values())), POLL_S)
+        step = _Step([], {}, unread, bool(messages))
+        for message in messages:
+            partition, error = partition_of(message), message.error()
+            if partition not in unread and partition in ranges:
+                continue  # fetched before its range was done
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                step.errors[partition] = error
+            if partition not in unread:
+                continue  # an error of a whole topic has no partition
+            if error is None:
+                offset, end = int(message.offset() or 0), ranges[partition][1]
+                if offset < end:
+                    step.records.append(message)
+                    unread[partition] -= 1
+                if offset + 1 < end and unread[partition]:
+                    continue
+            del unread[partition]
+            self._consumer.incremental_unassign([TopicPartition(*partition)])
+        return step
+
+
+def partition_of(message: Message) -> InputPartition:
+    """The (topic, partition) that a message was read from."""
+    return str(message.topic()), int(message.partition() or 0)
+
+
+def _names(partitions: Iterable[InputPartition]) -> str:
+    names = [f"{topic}-{number}" for topic, number in sorted(partitions)]
+    more = [f"{len(names) - SHOWN_PARTITIONS} more"] if len(names) > SHOWN_PARTITIONS else []
+    return ", ".join(names[:SHOWN_PARTITIONS] + more)
