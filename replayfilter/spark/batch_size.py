@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from itertools import product
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message
 
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.client_settings import client_settings
+from replayfilter.kafka.reader import RangeReader
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
 SAMPLE_PARTITIONS = 16
@@ -47,26 +47,9 @@ def _sample(settings: PipelineSettings) -> list[Message]:
     begins, ends = cluster.begins(sources), cluster.ends(sources)
     filled = [source for source in sources if ends[source] > begins[source]]
     chosen = filled[:: -(-len(filled) // SAMPLE_PARTITIONS) or 1]
-    starts = [TopicPartition(*at, max(begins[at], ends[at] - SAMPLE_RECORDS)) for at in chosen]
-    return _read(settings, starts) if starts else []
-
-
-def _read(settings: PipelineSettings, starts: list[TopicPartition]) -> list[Message]:
-    reading = client_settings(settings.bootstrap, settings.options) | {
-        "group.id": settings.service,  # nothing is committed
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "log_level": 0,
-    }
-    consumer = Consumer(reading)
-    consumer.assign(starts)
-    messages: list[Message] = []
-    at_end, deadline = 0, time.monotonic() + SAMPLE_SECONDS
-    while at_end < len(starts) and (left := deadline - time.monotonic()) > 0:
-        for message in consumer.consume(500, min(left, 0.1)):
-            at_end += message.error() is not None  # the end of a partition, or one that can't be read
-            if message.error() is None:
-                messages.append(message)
-    consumer.close()
-    return messages
+    ranges = {at: (max(begins[at], ends[at] - SAMPLE_RECORDS), ends[at]) for at in chosen}
+    if not ranges:
+        return []
+    consuming = client_settings(settings.bootstrap, settings.options)
+    with RangeReader(consuming, settings.service, offset_reset="earliest") as reader:
+        return reader.read_available(ranges, SAMPLE_SECONDS)

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster, Topic
+from replayfilter.kafka.chunk import InputPartition
 from replayfilter.kafka.client_settings import Settings, client_settings
+from replayfilter.kafka.reader import RangeReader, partition_of
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import (
     IDENTITY,
     SPARK,
+    CheckpointFolder,
     Files,
     Identity,
-    LocalFiles,
     Offsets,
     differences,
     identity_of,
@@ -31,9 +30,7 @@ from replayfilter.service.runtime.checkpoint import (
 )
 from replayfilter.service.tools.topics import too_tight
 
-READ_SECONDS = 20.0
-
-InputPartition = tuple[str, int]
+READ_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class Findings:
     starting: Offsets | None = None
 
 
-def inspect(config: Config, from_committed: bool, files: Files | None = None) -> Findings:
+def inspect(config: Config, from_committed: bool, files: CheckpointFolder | None = None) -> Findings:
     """Look at the broker, the topics and the checkpoint, and tell all that is wrong.
 
     ``files`` reads a checkpoint that is not on this machine.
@@ -187,7 +184,7 @@ def _local_files(config: Config, faults: list[str]) -> Files | None:
         where = config.service.checkpoint
         faults.append(f"service.checkpoint = {where}: can't be read from this process; use a local path")
         return None
-    files = LocalFiles(folder)
+    files = CheckpointFolder(folder)
     try:
         files.write(".writable", b"")
         (folder / ".writable").unlink()
@@ -197,7 +194,7 @@ def _local_files(config: Config, faults: list[str]) -> Files | None:
     return files
 
 
-def _read_identity(files: Files, faults: list[str]) -> tuple[Identity | None, bool]:
+def _read_identity(files: CheckpointFolder, faults: list[str]) -> tuple[Identity | None, bool]:
     """The checkpoint's identity, and whether Spark has planned a batch in it."""
     started = bool(files.names(f"{SPARK}/offsets"))
     content = files.read(IDENTITY)
@@ -227,7 +224,7 @@ def _lost(config: Config, committed: dict[InputPartition, int]) -> str:
     )
 
 
-def _behind(config: Config, files: Files, committed: dict[InputPartition, int]) -> list[str]:
+def _behind(config: Config, files: CheckpointFolder, committed: dict[InputPartition, int]) -> list[str]:
     """Faults for partitions whose committed offset lies before records that the checkpoint is through with.
 
     They were delivered, since Spark finishes a batch only after its delivery. So somebody has set the group's
@@ -263,42 +260,7 @@ def _with_records(settings: Settings, ranges: dict[InputPartition, tuple[int, in
     """
     if not ranges:
         return set()
-    reading: Settings = {
-        "group.id": "replayfilter-preflight",  # a consumer must have one; nothing is committed to it
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        "log_level": 0,
-    }
-    consumer = Consumer(settings | reading)
-    try:
-        consumer.assign([TopicPartition(topic, part, at) for (topic, part), (at, _) in ranges.items()])
-        return _first_records(consumer, ranges)
-    finally:
-        consumer.close()
-
-
-def _first_records(consumer: Consumer, ranges: dict[InputPartition, tuple[int, int]]) -> set[InputPartition]:
-    found: set[InputPartition] = set()
-    waiting = set(ranges)
-    while waiting:
-        messages = consumer.consume(1, READ_SECONDS)
-        if not messages:
-            late = _names(waiting)
-            raise BrokerError(f"{late}: no answer within {READ_SECONDS:.0f} s; look at the brokers")
-        for message in messages:
-            source, error = (str(message.topic()), int(message.partition() or 0)), message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise BrokerError(f"{_names([source])} can't be read: {error.str()}; look at the brokers")
-            if source not in waiting:
-                continue
-            waiting.discard(source)
-            consumer.incremental_unassign([TopicPartition(*source)])
-            if error is None and int(message.offset() or 0) < ranges[source][1]:
-                found.add(source)
-    return found
-
-
-def _names(sources: Iterable[InputPartition]) -> str:
-    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(sources))
+    with RangeReader(settings, "replayfilter-preflight", offset_reset="earliest") as reader:
+        return {
+            partition_of(message) for message in reader.read(ranges, per_partition=1, silence_s=READ_LIMIT_S)
+        }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -15,8 +14,9 @@ from replayfilter.core.stamp import STAMP_HEADER
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.client_settings import client_settings
+from replayfilter.kafka.reader import RangeReader
 
-READ_SECONDS = 30.0  # without any record
+READ_LIMIT_S = 30.0  # without any record
 SHOWN_SOURCES = 20
 
 
@@ -58,35 +58,10 @@ def sample(topic: str, bootstrap: str, options: Mapping[str, str], records: int)
     places = [(topic, number) for number in range(found[topic].partitions)]
     begins, ends = cluster.begins(places), cluster.ends(places)
     share = -(-records // len(places)) if records else max(ends.values())
-    left = {place: ends[place] for place in places if ends[place] > begins[place]}
-    reading: dict[str, Any] = {
-        **client_settings(bootstrap, options),
-        "group.id": "replayfilter-doctor",  # nothing is committed
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        "log_level": 0,
-    }
-    consumer = Consumer(reading)
-    consumer.assign([TopicPartition(*place, max(begins[place], left[place] - share)) for place in left])
-    try:
-        deadline = time.monotonic() + READ_SECONDS
-        while left:
-            if time.monotonic() > deadline:
-                raise BrokerError(f"{topic}: no record came for {READ_SECONDS:.0f} s; is the broker well?")
-            for message in consumer.consume(5_000, 0.2):
-                deadline = time.monotonic() + READ_SECONDS
-                place = str(message.topic()), int(message.partition() or 0)
-                fault = message.error()
-                if fault is not None and fault.code() != KafkaError._PARTITION_EOF:
-                    raise BrokerError(f"{topic} can't be read: {fault.str()}; check the right to read it")
-                if fault is None and place in left:
-                    yield message
-                if fault is not None or int(message.offset() or 0) + 1 >= left.get(place, 0):
-                    left.pop(place, None)
-    finally:
-        consumer.close()
+    ranges = {at: (max(begins[at], ends[at] - share), ends[at]) for at in places}
+    settings = client_settings(bootstrap, options)
+    with RangeReader(settings, "replayfilter-doctor", offset_reset="earliest") as reader:
+        yield from reader.read(ranges, silence_s=READ_LIMIT_S)
 
 
 def blob_of(message: Message, stamp: str) -> bytes | None:

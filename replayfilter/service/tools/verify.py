@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
@@ -28,9 +28,9 @@ from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.chunk import FIRST_MS, Headers, InputPartition
 from replayfilter.kafka.client_settings import Settings, client_settings
-from replayfilter.kafka.reader import read_ranges
+from replayfilter.kafka.reader import Range, RangeReader, partition_of
 from replayfilter.service.config.model import Config
-from replayfilter.service.runtime.checkpoint import LocalFiles, local_folder, spark_progress
+from replayfilter.service.runtime.checkpoint import CheckpointFolder, local_folder, spark_progress
 from replayfilter.spark.partitioning import output_pid
 
 EXAMPLES = 3  # of each fault
@@ -133,8 +133,8 @@ class Verifier:
         verdict = Verdict({source: Ledger(starts[source]) for source in self._sources})
         ranges = {source: (starts[source], done.get(source, 0)) for source in self._sources}
         stamps = self.config.input.stamp if self.config.replay.enabled else "none"
-        for message in read_ranges(self._settings, ranges):
-            ledger = verdict.ledgers[_source(message)]
+        for message in self._read(ranges):
+            ledger = verdict.ledgers[partition_of(message)]
             ledger.offsets.append(int(message.offset() or 0))
             ledger.digests.append(_digest(message))
             ledger.stamps.append(_stamp(message, stamps))
@@ -147,7 +147,7 @@ class Verifier:
         begins = self._cluster.begins(self._sources)
         folder = local_folder(self.config.service.checkpoint)
         if self.config.input.starting == "latest" and folder is not None:
-            progress = spark_progress(LocalFiles(Path(folder)))
+            progress = spark_progress(CheckpointFolder(Path(folder)))
             first = progress.start if progress else {}
             return {(t, p): max(begin, first.get(t, {}).get(p, begin)) for (t, p), begin in begins.items()}
         return begins
@@ -157,8 +157,12 @@ class Verifier:
         for path, topic in self.config.output_topics().items():
             sources = self._partitions([topic])
             begins, ends = self._cluster.begins(sources), self._cluster.ends(sources)
-            for message in read_ranges(self._settings, {at: (begins[at], ends[at]) for at in sources}):
+            for message in self._read({at: (begins[at], ends[at]) for at in sources}):
                 yield path, message
+
+    def _read(self, ranges: dict[InputPartition, Range]) -> Iterator[Message]:
+        with RangeReader(self._settings, "replayfilter-verify") as reader:
+            yield from reader.read(ranges)
 
     def _partitions(self, topics: Iterable[str]) -> list[InputPartition]:
         return [(topic, number) for topic in topics for number in range(self._topics[topic].partitions)]
@@ -168,7 +172,7 @@ class Verifier:
     def _by_stamp(self, verdict: Verdict, done: dict[InputPartition, int]) -> None:
         last: dict[tuple[str, int, InputPartition], int] = {}
         for path, message in self._outputs():
-            topic, partition = _source(message)
+            topic, partition = partition_of(message)
             where = f"{topic}-{partition} offset {message.offset()}"
             stamp = Stamp.from_bytes(message.key())
             if stamp is None or stamp.pid not in self._pids:
@@ -207,7 +211,7 @@ class Verifier:
             left[partition % groups].update(ledger.digests)
             counted.setdefault(partition % groups, ledger)
         for path, message in self._outputs():
-            topic, partition = _source(message)
+            topic, partition = partition_of(message)
             bag, digest = left[partition % groups], _digest(message)
             bag[digest] -= 1
             if bag[digest] < 0:
@@ -288,10 +292,6 @@ def table_of(verdict: Verdict, paths: list[str]) -> Table:
     for (topic, partition), row in zip(verdict.ledgers, rows, strict=True):
         table.add_row(f"{topic}-{partition}", *(f"{number:,}" for number in row))
     return table
-
-
-def _source(message: Message) -> InputPartition:
-    return str(message.topic()), int(message.partition() or 0)
 
 
 def _digest(message: Message) -> int:
