@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-
-from confluent_kafka import KafkaException
+from typing import TYPE_CHECKING
 
 from replayfilter.errors import ConfigError
+
+if TYPE_CHECKING:  # `replayfilter check` reads this module and is fast because it loads no client
+    from confluent_kafka import KafkaException
 
 Settings = dict[str, str | int | float | bool]
 
@@ -68,23 +70,20 @@ def client_settings(
     """Settings for one librdkafka client: a producer's if ``produces``, else a consumer's or an admin's.
 
     ``options`` maps Kafka's own names to values. Settings that only the other kind of client reads are
-    left out. Raises :class:`ConfigError` with one fault for each option that can't be used.
+    left out. Raises :class:`ConfigError` with one sentence for each option that can't be used.
 
     >>> client_settings("localhost:9092", {"linger.ms": "5", "fetch.max.wait.ms": "100"}, produces=True)
     {'bootstrap.servers': 'localhost:9092', 'linger.ms': '5'}
     """
-    settings: Settings = {"bootstrap.servers": bootstrap}
-    faults: list[str] = []
-    for name, value in (options or {}).items():
-        if name in _OURS:
-            faults.append(f"kafka.options.{name} = {value!r} can't be set: {_OURS[name]}; remove it")
-        elif name in _SPARK_ONLY or name in (_INPUT_ONLY if produces else _PRODUCER_ONLY):
-            continue
-        else:
-            settings.update(_translate(name, value, options or {}, faults))
-    if faults:
-        raise ConfigError(faults)
-    return settings
+    settings, errors = _translated(options or {}, produces)
+    if errors:
+        raise ConfigError(list(errors.values()))
+    return {"bootstrap.servers": bootstrap, **settings}
+
+
+def unusable_options(options: Mapping[str, str], *, produces: bool = False) -> dict[str, str]:
+    """The options that can't be used, each with a sentence that says why and what to do."""
+    return _translated(options, produces)[1]
 
 
 def refused_setting(error: KafkaException) -> ConfigError:
@@ -93,19 +92,33 @@ def refused_setting(error: KafkaException) -> ConfigError:
     return ConfigError([f"kafka.options has a setting that the client refuses: {reason}; correct it"])
 
 
-def _translate(name: str, value: str, options: Mapping[str, str], faults: list[str]) -> Settings:
-    """One option in librdkafka's words; what it can't say is added to ``faults``."""
+def _translated(options: Mapping[str, str], produces: bool) -> tuple[Settings, dict[str, str]]:
+    """The settings for librdkafka that ``options`` give, and the error for each option that can't be used."""
+    settings: Settings = {}
+    errors: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _OURS:
+            errors[name] = f"kafka.options.{name} = {value!r} can't be set: {_OURS[name]}; remove it"
+        elif name in _SPARK_ONLY or name in (_INPUT_ONLY if produces else _PRODUCER_ONLY):
+            continue
+        else:
+            settings.update(_translate(name, value, options, errors))
+    return settings, errors
+
+
+def _translate(name: str, value: str, options: Mapping[str, str], errors: dict[str, str]) -> Settings:
+    """One option under librdkafka's name; an option without an equivalent is added to ``errors``."""
     if name == "sasl.jaas.config":
         login = {key: re.sub(r"\\(.)", r"\1", text) for key, text in _JAAS_LOGIN.findall(value)}
         if any(module in value for module in _JAAS_MODULES) and len(login) == 2:
             return {f"sasl.{key}": text for key, text in login.items()}
-        faults.append(
+        errors[name] = (
             "kafka.options.sasl.jaas.config can't be read: use PlainLoginModule or ScramLoginModule "
             'with username="..." and password="..."'
         )
         return {}
     if name in ("ssl.truststore.location", "ssl.keystore.location"):
-        return _translate_store(name, value, options, faults)
+        return _translate_store(name, value, options, errors)
     if name in ("ssl.truststore.type", "ssl.keystore.type", "ssl.truststore.password"):
         return {}  # read together with the store's location; a PEM truststore has no password
     if name == "ssl.endpoint.identification.algorithm":
@@ -113,7 +126,7 @@ def _translate(name: str, value: str, options: Mapping[str, str], faults: list[s
     return {_RENAMED.get(name, name): value}
 
 
-def _translate_store(name: str, path: str, options: Mapping[str, str], faults: list[str]) -> Settings:
+def _translate_store(name: str, path: str, options: Mapping[str, str], errors: dict[str, str]) -> Settings:
     """Java's key and trust stores: librdkafka reads PEM files, and PKCS#12 for the client's own key."""
     kind = options.get(name.replace(".location", ".type"), "JKS").upper()
     if name == "ssl.keystore.location" and kind == "PKCS12":
@@ -123,7 +136,7 @@ def _translate_store(name: str, path: str, options: Mapping[str, str], faults: l
     if kind == "PEM":
         return {"ssl.certificate.location": path, "ssl.key.location": path}
     usable = "PEM" if name == "ssl.truststore.location" else "PEM or PKCS12"
-    faults.append(
+    errors[name] = (
         f"kafka.options.{name} = {path!r} is a {kind} store, which the delivering client can't read: "
         f"convert it and set {name.replace('.location', '.type')} to {usable}"
     )
