@@ -16,6 +16,8 @@ Each message is one sentence that says what, where and which value, and then a r
 
 from __future__ import annotations
 
+LANE_NOTE = "replayfilter.lane="  # begins the note of a DeliveryError that names its lane
+
 
 class ReplayfilterError(Exception):
     """The base of all of them; ``except ReplayfilterError`` catches whatever is ours."""
@@ -46,7 +48,18 @@ class CheckpointError(ReplayfilterError):
 
 
 class DeliveryError(ReplayfilterError):
-    """A lane could not deliver its part of a batch, or a producer its records: go back and try again."""
+    """A lane could not deliver its part of a batch, or a producer its records: go back and try again.
+
+    ``lane`` is the number of the lane, None if it is not known or the error is not a lane's. Spark passes an
+    error of a task to the driver only as the text of its traceback. So the lane is also a note, which is a
+    line of its own in that text, and spark/failures.py reads it there.
+    """
+
+    def __init__(self, message: str, lane: int | None = None) -> None:
+        super().__init__(message)
+        self.lane = lane
+        if lane is not None:
+            self.add_note(f"{LANE_NOTE}{lane}")
 
 
 class WatermarkError(ReplayfilterError):

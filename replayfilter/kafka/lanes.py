@@ -181,7 +181,8 @@ class Lanes:
                 if not is_fence(fault):
                     raise DeliveryError(
                         f"lane {self.service}-{lane} could not be taken over: {fault.str()}; check that the "
-                        "broker is up and that the transactional id may be used, then try the task again"
+                        "broker is up and that the transactional id may be used, then try the task again",
+                        lane,
                     ) from error
                 stats.fences += 1
             else:
@@ -189,7 +190,8 @@ class Lanes:
                 return standby.producer
         raise DeliveryError(
             f"lane {self.service}-{lane} was taken by another task {TAKEOVERS_MAX} times in a row; "
-            "make sure that only one service of this name runs, then try the task again"
+            "make sure that only one service of this name runs, then try the task again",
+            lane,
         )
 
 
@@ -353,7 +355,8 @@ class Delivery:
         self.stats.fences += is_fence(fault)
         return DeliveryError(
             f"lane {self._lanes.service}-{self._lane} could not deliver {self.stats.written} records: "
-            f"{fault.str()}; nothing of this attempt can be read, try the task again"
+            f"{fault.str()}; nothing of this attempt can be read, try the task again",
+            self._lane,
         )
 
     def _finish_empty(self) -> None:

@@ -7,21 +7,25 @@ import re
 from replayfilter import errors
 from replayfilter.errors import CheckpointError, DeliveryError, ReplayfilterError
 
-_OURS = re.compile(r"^(?:.*: )?replayfilter\.errors\.(\w+): (.+)$", re.MULTILINE)
+_OURS = re.compile(
+    rf"^(?:.*: )?replayfilter\.errors\.(\w+): (.+)$(?:\n{re.escape(errors.LANE_NOTE)}(\d+)$)?", re.MULTILINE
+)
 _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+(?:Exception|Error)): (.+)$", re.MULTILINE)
 _PYTHON = re.compile(r"^(\w[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 _LOST_DATA = ("Some data may have been lost", "OffsetOutOfRangeException", "data loss", "KAFKA_DATA_LOSS")
 
 
 def explain(text: str) -> ReplayfilterError:
-    """The error that the text of a StreamingQueryException tells of.
+    r"""The error in the text of a StreamingQueryException.
 
-    >>> explain("Traceback ...\\nreplayfilter.errors.DeliveryError: lane x-0 is lost; try again\\n")
+    >>> explain("Traceback ...\nreplayfilter.errors.DeliveryError: lane x-0 is lost; try again\n")
     DeliveryError('lane x-0 is lost; try again')
     """
     if ours := _OURS.findall(text):
-        name, sentence = ours[-1]
+        name, sentence, lane = ours[-1]
         kind = getattr(errors, name, DeliveryError)
+        if kind is DeliveryError:
+            return DeliveryError(sentence, int(lane) if lane else None)
         return kind([sentence]) if kind is errors.ConfigError else kind(sentence)
     if any(sign in text for sign in _LOST_DATA):
         return CheckpointError(

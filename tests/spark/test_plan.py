@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -190,6 +191,22 @@ def test_failures_are_told_in_a_sentence(text: str, kind: type[ReplayfilterError
     assert type(error) is kind
     assert words in str(error)
     assert "\n" not in str(error)
+
+
+def test_the_lane_of_a_failed_delivery_survives_the_text_of_its_traceback() -> None:
+    try:
+        try:
+            raise DeliveryError("lane a-1 was fenced; try again", 1)
+        except DeliveryError as cause:
+            raise DeliveryError("lane a-12 failed; try again", 12) from cause
+    except DeliveryError:
+        text = f"PythonException: {traceback.format_exc()}\n\tat org.apache.spark.Task"
+    error = explain(text)
+    assert isinstance(error, DeliveryError)
+    assert (str(error), error.lane) == ("lane a-12 failed; try again", 12)
+    unknown = explain("replayfilter.errors.DeliveryError: the offsets could not be read; try again\n")
+    assert isinstance(unknown, DeliveryError)
+    assert unknown.lane is None
 
 
 class TestRunCache:
