@@ -1,8 +1,8 @@
-"""Taking keys and expiry keys out of records: JSON, Avro and opaque bytes.
+"""Extracts dedup keys and expiry keys from records: JSON, Avro and opaque bytes.
 
 >>> extract = build_extractor(KeySpec("json", ("id",), "ts", "ms"))
->>> answer = extract(RecordColumns([b'{"id": "a", "ts": 5}', b"oops"]))
->>> answer.expiry.tolist(), [(fault.row, fault.reason.value) for fault in answer.faults]
+>>> extraction = extract(RecordColumns([b'{"id": "a", "ts": 5}', b"oops"]))
+>>> extraction.expiry.tolist(), [(error.row, error.reason.value) for error in extraction.errors]
 ([5, 0], [(1, 'json')])
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from replayfilter.errors import ConfigError, MissingDependency
 from replayfilter.formats.extractor import FieldExtractor, Reader, WatermarkFields
-from replayfilter.formats.fields import Field, Place, parse_field
+from replayfilter.formats.fields import Field, Location, parse_field
 from replayfilter.formats.json import JsonReader
 from replayfilter.formats.raw import RawReader
 from replayfilter.formats.spec import (
@@ -18,20 +18,20 @@ from replayfilter.formats.spec import (
     AvroSpec,
     Extraction,
     Extractor,
-    Fault,
     KeySpec,
     Reason,
     RecordColumns,
+    RecordError,
 )
 
 __all__ = [
     "AvroSpec",
     "Extraction",
     "Extractor",
-    "Fault",
     "KeySpec",
     "Reason",
     "RecordColumns",
+    "RecordError",
     "build_extractor",
 ]
 
@@ -39,31 +39,32 @@ FORMATS = ("json", "avro", "raw")
 
 
 def build_extractor(spec: KeySpec) -> Extractor:
-    """The extractor for a spec; raises :class:`ConfigError` with all that is wrong with it at once.
+    """Build the extractor for a spec.
 
-    MissingDependency for Avro where fastavro or the registry's client is not installed.
+    Raises :class:`ConfigError` with every problem of the spec, and :class:`MissingDependency` for Avro if
+    fastavro or the client of the schema registry is not installed.
     """
-    faults: list[str] = []
-    key = [field for text in spec.key if (field := _parse("dedup.key", text, faults))]
-    expiry = None if spec.expiry_key is None else _parse("dedup.expiry_key", spec.expiry_key, faults)
+    errors: list[str] = []
+    key = [field for text in spec.key if (field := _parse("dedup.key", text, errors))]
+    expiry = None if spec.expiry_key is None else _parse("dedup.expiry_key", spec.expiry_key, errors)
 
-    origin = None if spec.origin is None else _parse("watermark.origin", spec.origin, faults)
-    time = None if spec.time is None else _parse("watermark.time", spec.time, faults)
+    origin = None if spec.origin is None else _parse("watermark.origin", spec.origin, errors)
+    time = None if spec.time is None else _parse("watermark.time", spec.time, errors)
 
     if spec.format not in FORMATS:
-        faults.append(f'input.format: "{spec.format}" is unknown; use one of {", ".join(FORMATS)}')
+        errors.append(f'input.format: "{spec.format}" is unknown; use one of {", ".join(FORMATS)}')
     if spec.unit not in UNITS:
-        faults.append(f'dedup.unit: "{spec.unit}" is unknown; use one of {", ".join(UNITS)}')
-    faults += _misplaced(key, expiry)
+        errors.append(f'dedup.unit: "{spec.unit}" is unknown; use one of {", ".join(UNITS)}')
+    errors += _misplaced_fields(key, expiry)
     if spec.format == "raw":
-        faults += _paths_in_raw(key, expiry)
+        errors += _paths_in_raw(key, expiry)
     if spec.format == "avro" and spec.avro is None:
-        faults.append('input.format: "avro" needs to know where schemas are; set avro.encoding')
-    if faults:
-        raise ConfigError(faults)
+        errors.append('input.format: "avro" needs schemas; set avro.encoding')
+    if errors:
+        raise ConfigError(errors)
 
     fields = [*key, *(field for field in (expiry, origin, time) if field)]
-    paths = [field for field in fields if field.place is Place.PATH]
+    paths = [field for field in fields if field.location is Location.PATH]
     reader: Reader
     if spec.avro is not None:
         reader = _avro_reader(paths, spec.avro)
@@ -85,37 +86,37 @@ def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:
         ) from None
 
 
-def _parse(setting: str, text: str, faults: list[str]) -> Field | None:
+def _parse(setting: str, text: str, errors: list[str]) -> Field | None:
     try:
         return parse_field(text)
     except ValueError as error:
-        faults.append(f"{setting}: {error}")
+        errors.append(f"{setting}: {error}")
         return None
 
 
-def _misplaced(key: list[Field], expiry: Field | None) -> list[str]:
-    faults = []
+def _misplaced_fields(key: list[Field], expiry: Field | None) -> list[str]:
+    errors = []
     for i, field in enumerate(key):
-        if field.place is Place.TIMESTAMP:
-            faults.append(
-                'dedup.key: "@timestamp" can only be the expiry key; name fields that make records the same'
+        if field.location is Location.TIMESTAMP:
+            errors.append(
+                'dedup.key: "@timestamp" can only be the expiry key; name fields that identify a record'
             )
-        if any((field.place, field.names) == (other.place, other.names) for other in key[:i]):
-            faults.append(f'dedup.key: "{field.text}" is there twice; name it once')
-    if expiry and expiry.place not in (Place.PATH, Place.TIMESTAMP):
-        faults.append(f'dedup.expiry_key: "{expiry.text}" has no order; use a field path or "@timestamp"')
-    return faults
+        if any((field.location, field.names) == (other.location, other.names) for other in key[:i]):
+            errors.append(f'dedup.key: "{field.text}" is listed twice; list it once')
+    if expiry and expiry.location not in (Location.PATH, Location.TIMESTAMP):
+        errors.append(f'dedup.expiry_key: "{expiry.text}" has no order; use a field path or "@timestamp"')
+    return errors
 
 
 def _paths_in_raw(key: list[Field], expiry: Field | None) -> list[str]:
     remedy = 'but format "raw" has no fields; use'
-    faults = [
+    errors = [
         f'dedup.key: "{field.text}" is a field path, {remedy} "@key", "@value" or "@header:NAME", or "json"'
         for field in key
-        if field.place is Place.PATH
+        if field.location is Location.PATH
     ]
-    if expiry and expiry.place is Place.PATH:
-        faults.append(
+    if expiry and expiry.location is Location.PATH:
+        errors.append(
             f'dedup.expiry_key: "{expiry.text}" is a field path, {remedy} "@timestamp", or format "json"'
         )
-    return faults
+    return errors

@@ -1,4 +1,4 @@
-"""Columns of fields to expiry keys, digests and faults: the part that all formats share."""
+"""Turns columns of field values into expiry keys and digests. All formats share this part."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import INT64_MAX, INT64_MIN, UNIT_NS
+from replayfilter.core.clock.units import INT64_MAX, INT64_MIN, UNIT_NS
 from replayfilter.core.digest import Missing, digest_keys
 from replayfilter.formats.expiry_keys import read_expiry, read_timestamps
-from replayfilter.formats.fields import Field, Place, metadata_column
-from replayfilter.formats.spec import Extraction, Fault, Reason, RecordColumns
+from replayfilter.formats.fields import Field, Location, metadata_column
+from replayfilter.formats.spec import Extraction, Reason, RecordColumns, RecordError
 
 _ABSENT = {type(None), Missing}
-_NEEDS = {Place.KEY: "keys", Place.HEADER: "headers", Place.TIMESTAMP: "timestamps"}
+_NEEDS = {Location.KEY: "keys", Location.HEADER: "headers", Location.TIMESTAMP: "timestamps"}
 
 
 class Reader(Protocol):
-    """What a format adds: the values of n records to one column for each path it was made for.
+    """What each format implements: it turns the values of n records into one column per field path.
 
-    Rows that can't be read are put in ``faults``; what their columns hold does not matter.
+    For each row that can't be read it adds an entry to ``errors``. The columns may hold anything in such a
+    row. A call raises no error because of a record.
     """
 
     def __call__(
-        self, values: Sequence[bytes | None], faults: dict[int, Fault]
-    ) -> Sequence[Sequence[object]]: ...
+        self, values: Sequence[bytes | None], errors: dict[int, RecordError]
+    ) -> Sequence[Sequence[object]]:
+        """One column of n values for each path."""
 
 
 class WatermarkFields(NamedTuple):
-    """What is read for the low watermark: who wrote a record, and when, in ``unit``."""
+    """The fields that feed the low watermark: a record's origin and its event time, in ``unit``."""
 
     origin: Field
     time: Field
@@ -38,11 +40,11 @@ class WatermarkFields(NamedTuple):
 
 
 class FieldExtractor:
-    """Takes key and expiry key out of batches; one for each worker, used again for every batch.
+    """Extracts dedup keys and expiry keys from batches. Each worker builds one and reuses it.
 
-    A record whose key fields are all missing or null is a fault: such records have nothing in common, yet
-    would all be duplicates of the first. In a key of several fields single ones may be missing or null, which
-    are values of their own.
+    A record whose key fields are all missing or null is an error. Such records have nothing in common, but
+    they would all count as duplicates of the first one. If a key has several fields, some of them may be
+    missing or null: missing and null are two different values.
     """
 
     def __init__(
@@ -53,59 +55,64 @@ class FieldExtractor:
         reader: Reader,
         watermark: WatermarkFields | None = None,
     ) -> None:
-        self._key, self._expiry, self._unit, self._reader, self._watermark = (
-            key,
-            expiry,
-            unit,
-            reader,
-            watermark,
-        )
-        fields = [
-            *key,
-            *([expiry] if expiry else []),
-            *([watermark.origin, watermark.time] if watermark else []),
-        ]
-        self.needs = frozenset(_NEEDS[field.place] for field in fields if field.place in _NEEDS)
+        self._key = key
+        self._expiry = expiry
+        self._unit = unit
+        self._reader = reader
+        self._watermark = watermark
+        fields = [*key]
+        fields += [expiry] if expiry else []
+        fields += [watermark.origin, watermark.time] if watermark else []
+        self.needs = frozenset(_NEEDS[field.location] for field in fields if field.location in _NEEDS)
 
     def __call__(self, batch: RecordColumns) -> Extraction:
-        """Expiry keys, digests and faults of n records; no record makes it raise."""
+        """Extract n records. A record that can't be used is reported in ``errors``; none makes this raise."""
         n = len(batch.values)
-        faults: dict[int, Fault] = {}
-        paths = iter(self._reader(batch.values, faults))
-        key = [next(paths) if f.place is Place.PATH else metadata_column(f, batch) for f in self._key]
+        errors: dict[int, RecordError] = {}
+        path_columns = iter(self._reader(batch.values, errors))
+        key = [
+            next(path_columns) if field.location is Location.PATH else metadata_column(field, batch)
+            for field in self._key
+        ]
 
         for row in _rows_without_key(key):
-            faults.setdefault(row, Fault(row, Reason.KEY, self._describe_missing_key()))
+            errors.setdefault(row, RecordError(row, Reason.KEY, self._describe_missing_key()))
         if self._expiry is None:
             expiry = np.zeros(n, dtype=np.int64)
-        elif self._expiry.place is Place.TIMESTAMP:
-            expiry = read_timestamps(batch.timestamps_ms, self._unit, faults)
+        elif self._expiry.location is Location.TIMESTAMP:
+            expiry = read_timestamps(batch.timestamps_ms, self._unit, errors)
         else:
-            expiry = read_expiry(next(paths), self._expiry.text, self._unit, faults)
-        origins, times_us = (
-            self._read_watermark_fields(self._watermark, paths, batch) if self._watermark else ((), None)
-        )
+            expiry = read_expiry(next(path_columns), self._expiry.text, self._unit, errors)
+        origins: Sequence[object] = ()
+        times_us = None
+        if self._watermark:
+            origins, times_us = self._read_watermark_fields(self._watermark, path_columns, batch)
         digests = digest_keys(key) if key else np.zeros((n, 2), dtype=np.uint64)
 
-        bad = sorted(faults)
+        bad = sorted(errors)
         expiry[bad] = 0
         digests[bad] = 0
-        return Extraction(expiry, digests, [faults[row] for row in bad], origins, times_us)
+        return Extraction(expiry, digests, [errors[row] for row in bad], origins, times_us)
 
     def _read_watermark_fields(
-        self, watermark: WatermarkFields, paths: Iterator[Sequence[object]], batch: RecordColumns
+        self, watermark: WatermarkFields, path_columns: Iterator[Sequence[object]], batch: RecordColumns
     ) -> tuple[Sequence[object], NDArray[np.int64]]:
-        """Origins and event times in microseconds; who has none is no error, and counts for nothing."""
-        missing: dict[int, Fault] = {}
-        inside = watermark.origin.place is Place.PATH
-        origins = next(paths) if inside else metadata_column(watermark.origin, batch)
-        if watermark.time.place is Place.TIMESTAMP:
+        """Origins and event times in microseconds. A record without them is not counted, but is no error."""
+        missing: dict[int, RecordError] = {}
+        if watermark.origin.location is Location.PATH:
+            origins = next(path_columns)
+        else:
+            origins = metadata_column(watermark.origin, batch)
+        if watermark.time.location is Location.TIMESTAMP:
             times = read_timestamps(batch.timestamps_ms, watermark.unit, missing)
         else:
-            times = read_expiry(next(paths), watermark.time.text, watermark.unit, missing)
-        of_ns, us = UNIT_NS[watermark.unit], 1_000
-        far = INT64_MAX // max(1, of_ns // us)
-        times_us = np.clip(times, -far, far) * (of_ns // us) if of_ns >= us else times // (us // of_ns)
+            times = read_expiry(next(path_columns), watermark.time.text, watermark.unit, missing)
+        unit_ns, us_ns = UNIT_NS[watermark.unit], 1_000
+        limit = INT64_MAX // max(1, unit_ns // us_ns)  # larger values would overflow int64
+        if unit_ns >= us_ns:
+            times_us = np.clip(times, -limit, limit) * (unit_ns // us_ns)
+        else:
+            times_us = times // (us_ns // unit_ns)
         times_us[sorted(missing)] = INT64_MIN
         return origins, times_us
 

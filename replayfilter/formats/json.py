@@ -1,13 +1,14 @@
-"""JSON values: only the fields that are asked for become Python objects.
+"""The "json" format: only the configured fields become Python objects.
 
-msgspec reads a value straight into a struct made for the configured paths and skips the rest. What it
-refuses although JSON's grammar allows it goes to the standard library's parser: escaped lone surrogates
-(text that some sender cut through an emoji), and a scalar or array where a path expects an object.
+msgspec decodes a value into a struct that has only the members of the configured paths, and skips the rest.
+Some values are valid JSON, but msgspec refuses them: escaped lone surrogates (a sender cut a text in the
+middle of an emoji), and a scalar or array where a path expects an object. These values go to the parser of
+the standard library.
 
-- A value is an object in UTF-8, without byte order mark. Parts that are skipped are checked for grammar,
+- A value is an object in UTF-8, without byte order mark. Skipped parts are checked for JSON's grammar, but
   not for UTF-8. NaN and Infinity are not JSON.
-- Of members with the same name the last one counts.
-- Limits: around 900 levels of nesting, integers of 4,300 digits, exponents of 18.
+- If a name occurs more than once in an object, the last member counts.
+- Limits: about 900 levels of nesting, integers of 4,300 digits, exponents of 18 digits.
 """
 
 from __future__ import annotations
@@ -22,55 +23,56 @@ import msgspec
 
 from replayfilter.core.digest import MISSING
 from replayfilter.formats.fields import Field, look_up, outermost
-from replayfilter.formats.spec import Fault, Reason, shorten
+from replayfilter.formats.spec import Reason, RecordError, shorten
 
 Path = tuple[str, ...]
-_REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, InvalidOperation, RecursionError, TypeError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, InvalidOperation, RecursionError, TypeError)
 _OFFSET = re.compile(r"\(byte (\d+)\)$")
 _BOM = b"\xef\xbb\xbf"
 
 
 class JsonReader:
-    """Reads one column for each of ``fields`` out of JSON values; a :class:`extractor.Reader`."""
+    """An :class:`extractor.Reader` of JSON values, for ``fields`` that are paths."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._paths = [field.names for field in fields]
-        # A path inside another one (``user`` and ``user.id``) is looked up in the outer one's value.
+        # Of the paths ``user`` and ``user.id`` only the first is decoded; the second is looked up in it.
         outer = {path: outermost(path, self._paths) for path in self._paths}
         tree: dict[str, Any] = {}
         for path in outer.values():
             level = tree
             for name in path:
                 level = level.setdefault(name, {})
-        self._steps = [_Steps(tree, outer[path], path[len(outer[path]) :]) for path in self._paths]
-        self._decode = msgspec.json.Decoder(_shape(tree), float_hook=Decimal).decode
+        self._readers = [_ColumnReader(tree, outer[path], path[len(outer[path]) :]) for path in self._paths]
+        self._decode = msgspec.json.Decoder(_struct_type(tree), float_hook=Decimal).decode
 
-    def __call__(self, values: Sequence[bytes | None], faults: dict[int, Fault]) -> list[list[object]]:
+    def __call__(self, values: Sequence[bytes | None], errors: dict[int, RecordError]) -> list[list[object]]:
+        """One column per path, see :class:`extractor.Reader`."""
         decode = self._decode
         records: list[object] = []
         documents: dict[int, dict[str, Any]] = {}
         for row, value in enumerate(values):
             try:
-                records.append(decode(value))  # type: ignore[arg-type]  # None: TypeError, a refusal
-            except _REFUSALS as refusal:
+                records.append(decode(value))  # type: ignore[arg-type]  # None raises TypeError
+            except _DECODE_ERRORS as error:
                 records.append(None)
-                document = _second_opinion(row, value, refusal)
-                if isinstance(document, Fault):
-                    faults[row] = document
+                document = _parse_leniently(row, value, error)
+                if isinstance(document, RecordError):
+                    errors[row] = document
                 else:
                     documents[row] = document
 
-        columns = [steps.column(records) for steps in self._steps]
+        columns = [reader.column(records) for reader in self._readers]
         for path, column in zip(self._paths, columns, strict=True):
             for row, document in documents.items():
                 column[row] = look_up(document, path)
-            for row in faults:
-                column[row] = 0  # an int, so that one bad record does not make the whole batch slow
+            for row in errors:
+                column[row] = 0  # with an int the column stays on the fast path
         return columns
 
 
-class _Steps:
-    """How to get from decoded records to the column of one path: attributes, then dict lookups."""
+class _ColumnReader:
+    """Reads the column of one path from decoded records: struct attributes first, then dict lookups."""
 
     def __init__(self, tree: dict[str, Any], typed: Path, rest: Path) -> None:
         self._rest = rest
@@ -86,31 +88,34 @@ class _Steps:
         return [look_up(item, self._rest) for item in column] if self._rest else column
 
 
-def _shape(tree: dict[str, Any]) -> type[msgspec.Struct]:
-    """The struct type with just these members, f0, f1, ... in the tree's order."""
+def _struct_type(tree: dict[str, Any]) -> type[msgspec.Struct]:
+    """A struct type with exactly these members, called f0, f1, ... in the order of the tree."""
     members = [
-        (f"f{i}", _shape(inner) | None if inner else Any, MISSING) for i, inner in enumerate(tree.values())
+        (f"f{i}", _struct_type(inner) | None if inner else Any, MISSING)
+        for i, inner in enumerate(tree.values())
     ]
     names = {f"f{i}": name for i, name in enumerate(tree)}
     return msgspec.defstruct("Record", members, rename=names, gc=False)
 
 
-def _second_opinion(row: int, value: bytes | None, refusal: Exception) -> dict[str, Any] | Fault:
-    """What becomes of a value that msgspec refused: a document after all, or the record's fault."""
+def _parse_leniently(row: int, value: bytes | None, decode_error: Exception) -> dict[str, Any] | RecordError:
+    """Parse a value that msgspec refused: returns the document, or why it can't be used."""
     if not value:
         found = "null" if value is None else "no bytes"
-        return Fault(row, Reason.EMPTY, f"value: found {found}, expected a JSON object")
+        return RecordError(row, Reason.EMPTY, f"value: found {found}, expected a JSON object")
     try:
-        if isinstance(refusal, RecursionError):
-            raise refusal
+        if isinstance(decode_error, RecursionError):
+            raise decode_error
         document = json.loads(value.decode(), parse_float=Decimal, parse_constant=_refuse_constant)
     except (ValueError, InvalidOperation, RecursionError) as error:
-        # msgspec's validation errors are about the shape asked for, which is not the fault here.
-        cause = error if isinstance(refusal, msgspec.ValidationError) else refusal
-        return Fault(row, Reason.JSON, f"value: {_describe(cause, value)}; expected a JSON object in UTF-8")
+        # msgspec's validation errors are about the struct type; they don't say what is wrong in the JSON.
+        cause = error if isinstance(decode_error, msgspec.ValidationError) else decode_error
+        return RecordError(
+            row, Reason.JSON, f"value: {_describe(cause, value)}; expected a JSON object in UTF-8"
+        )
     if isinstance(document, dict):
         return document
-    return Fault(row, Reason.NOT_OBJECT, f"value: found {shorten(value, 40)}, expected a JSON object")
+    return RecordError(row, Reason.NOT_OBJECT, f"value: found {shorten(value, 40)}, expected a JSON object")
 
 
 def _refuse_constant(name: str) -> None:
@@ -118,7 +123,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _describe(error: Exception, value: bytes) -> str:
-    """What is wrong, and the bytes around the place."""
+    """What is wrong, and the bytes around that position."""
     at = 0
     if value.startswith(_BOM):
         problem = "byte order mark"

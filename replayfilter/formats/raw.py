@@ -1,14 +1,15 @@
-"""Opaque values: nothing inside them is read, so keys and expiry keys come from around them."""
+"""The "raw" format: values are opaque, so keys and expiry keys come from the record's metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replayfilter.formats.spec import Fault
+from replayfilter.formats.spec import RecordError
 
 
 class RawReader:
-    """Has no columns and finds no faults: any value will do, null too; a :class:`extractor.Reader`."""
+    """An :class:`extractor.Reader` without columns. It accepts every value, null too."""
 
-    def __call__(self, values: Sequence[bytes | None], faults: dict[int, Fault]) -> list[list[object]]:
+    def __call__(self, values: Sequence[bytes | None], errors: dict[int, RecordError]) -> list[list[object]]:
+        """No columns."""
         return []

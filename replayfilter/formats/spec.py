@@ -1,4 +1,4 @@
-"""What extraction is asked for and what it answers: the contract between formats and the decode stage."""
+"""The contract between formats and the decode stage: what to extract, and what an extraction returns."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ UNITS = ("s", "ms", "us", "ns", "iso8601", "integer", "category")
 
 
 class Reason(enum.StrEnum):
-    """Why a record goes to the error topic. These words are stable: alerts and tools match on them."""
+    """Why a record goes to the error topic. The values are stable: alerts and tools match on them."""
 
     EMPTY = "empty"  # null or no bytes, where the format needs a value
-    JSON = "json"  # not well-formed, not UTF-8, nested too deeply, or a number past all limits
+    JSON = "json"  # not well-formed, not UTF-8, nested too deeply, or a number out of range
     NOT_OBJECT = "not_object"  # well-formed, but an array or a scalar
-    AVRO_PREFIX = "avro_prefix"  # does not begin as the encoding wants: no magic bytes, or no schema id
-    AVRO_SCHEMA = "avro_schema"  # its schema is unknown to the registry or the files, or can't be used
-    AVRO = "avro"  # does not fit its schema: cut short, bytes left over, text that is not UTF-8
+    AVRO_PREFIX = "avro_prefix"  # lacks the prefix of its encoding: the magic bytes or the schema id
+    AVRO_SCHEMA = (
+        "avro_schema"  # its schema is unknown to the registry and the schema files, or can't be used
+    )
+    AVRO = "avro"  # does not match its schema: truncated, trailing bytes, text that is not UTF-8
     KEY = "key"  # every key field is missing or null
     EXPIRY_MISSING = "expiry_missing"  # no expiry key, or null
-    EXPIRY_TYPE = "expiry_type"  # an expiry key that is not of the unit asked for
-    EXPIRY_RANGE = "expiry_range"  # outside int64
+    EXPIRY_TYPE = "expiry_type"  # the expiry key does not have the configured unit
+    EXPIRY_RANGE = "expiry_range"  # the expiry key does not fit int64
 
 
-class Fault(NamedTuple):
-    """Row ``row`` of the batch can't be used: ``reason`` for machines, ``message`` for people."""
+class RecordError(NamedTuple):
+    """Why row ``row`` of a batch can't be used: ``reason`` for tools, ``message`` for people."""
 
     row: int
     reason: Reason
@@ -39,13 +41,13 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AvroSpec:
-    """How to find the schema that an Avro value was written with.
+    """Where to find the schema that an Avro value was written with.
 
     - ``encoding``: "confluent" (a zero byte and the id in a registry, int32), "single-object" (C3 01 and
-      the schema's CRC-64-AVRO) or "plain" (nothing stands before the value).
-    - ``registry``: URLs with commas between them; ``options``: the registry client's settings by its own
-      names, secrets resolved. For "confluent".
-    - ``schemas``: JSON texts of schemas; exactly one for "plain". For the other two.
+      the schema's CRC-64-AVRO) or "plain" (no prefix).
+    - ``registry``, for "confluent": URLs, separated by commas; ``options``: settings of the registry client
+      under the client's own names, with secrets resolved.
+    - ``schemas``, for the other two: schemas as JSON text; exactly one for "plain".
     """
 
     encoding: str
@@ -56,15 +58,15 @@ class AvroSpec:
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """Which fields to take from each record.
+    """Which fields to extract from each record.
 
-    - ``format``: "json", "avro" (then ``avro`` says where its schemas are) or "raw".
+    - ``format``: "json", "avro" (``avro`` then says where the schemas are) or "raw".
     - ``key``: the fields that make two records the same: dotted paths (``user.id``), ``@key``, ``@value``
-      or ``@header:NAME`` (the last header of that name). Empty: no dedup, digests stay zero.
-    - ``expiry_key``: a dotted path or ``@timestamp``; None: nothing ages, expiry stays zero.
+      or ``@header:NAME`` (the last header of that name). Empty: no dedup; all digests are zero.
+    - ``expiry_key``: a dotted path or ``@timestamp``. None: records don't age; all expiry keys are zero.
     - ``unit``: s, ms, us, ns, iso8601, integer, or category for keys without an order.
     - ``origin``: who wrote a record, a dotted path or ``@header:NAME``; ``time``: its event time in
-      ``time_unit``, a dotted path or ``@timestamp``. None where no low watermark is kept.
+      ``time_unit``, a dotted path or ``@timestamp``. None if there is no low watermark to compute.
     """
 
     format: str
@@ -79,7 +81,7 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """n records as columns; those that an extractor's ``needs`` leaves out may be empty.
+    """n records as columns. A column that the extractor's ``needs`` doesn't name may be empty.
 
     ``values`` and ``keys``: bytes or None; ``timestamps_ms``: Kafka's, ms since the epoch;
     ``headers``: (name, value) pairs in the record's order, or None.
@@ -93,33 +95,35 @@ class RecordColumns:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The answer for n records.
+    """The result for n records.
 
     - ``expiry`` int64[n], in the spec's unit; iso8601 gives microseconds since the epoch.
     - ``digests`` uint64[n, 2]: high and low half of the key's XXH3-128.
-    - ``faults``: at most one for each row, by ascending row. Their expiry and digest are zero.
-    - ``origins``: the origins' values as found, empty if none are asked for; ``times_us`` int64[n]: event
-      times in microseconds since the epoch, INT64_MIN where a row has none.
+    - ``errors``: at most one for each row, by ascending row. Their expiry and digest are zero.
+    - ``origins``: the origins' values as found, empty if the spec names none; ``times_us`` int64[n]: event
+      times in microseconds since the epoch, INT64_MIN for a row without one.
     """
 
     expiry: NDArray[np.int64]
     digests: NDArray[np.uint64]
-    faults: list[Fault]
+    errors: list[RecordError]
     origins: Sequence[object] = ()
     times_us: NDArray[np.int64] | None = None
 
 
 class Extractor(Protocol):
-    """Callable on a batch of records; ``needs`` is the subset of "keys", "timestamps", "headers" it reads."""
+    """What :func:`build_extractor` returns."""
 
     @property
-    def needs(self) -> frozenset[str]: ...
+    def needs(self) -> frozenset[str]:
+        """Which of "keys", "timestamps" and "headers" a batch must have."""
 
-    def __call__(self, batch: RecordColumns) -> Extraction: ...
+    def __call__(self, batch: RecordColumns) -> Extraction:
+        """Extract a batch of records. No record makes it raise."""
 
 
 def shorten(value: str | bytes | int | float | Decimal, limit: int = 80) -> str:
-    """``value`` for a message, cut to ``limit`` characters of printable ASCII (it may go into a header).
+    """``value`` for a message: printable ASCII, at most ``limit`` characters (it may go into a header).
 
     >>> shorten("x" * 100, limit=10)
     "'xxxxxx..."

@@ -17,9 +17,10 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.frames import Frame, cut_frames
-from replayfilter.core.routing import Route, ShardState, route_batch
+from replayfilter.core.routing import Route, route_batch
+from replayfilter.core.rules import Rules
+from replayfilter.core.state import ShardState
 from replayfilter.formats import KeySpec, RecordColumns, build_extractor
 from tests.support.core_run import MemoryStore
 
@@ -86,7 +87,7 @@ def routed(keys: KeySpec, rules: Rules) -> NDArray[np.uint8]:
             start, end = int(run.index[0]), int(run.index[-1]) + 1
             starts[int(partition)] = start  # type: ignore[call-overload]
             answer = extract(RecordColumns(values[start:end]))
-            bad = [fault.row for fault in answer.faults]
+            bad = [error.row for error in answer.errors]
             codes[[start + row for row in bad]] = Route.ERROR
             rows = np.setdiff1d(np.arange(end - start), bad)
             cut = cut_frames(

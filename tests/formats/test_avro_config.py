@@ -1,4 +1,4 @@
-"""The [avro] section: what it must have, what is wrong with it, how it reaches the pipeline."""
+"""The [avro] section of the config: required keys, errors, and how it gets to the pipeline."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from replayfilter.errors import ConfigError, MissingDependency
 from replayfilter.formats import AvroSpec, KeySpec, build_extractor
 from replayfilter.service.config.model import load
-from tests.service.runtime.test_plan_of_config import EXAMPLE, planned
+from tests.support.example_plan import EXAMPLE, settings_with
 
 SCHEMA = '{"type": "record", "name": "E", "fields": [{"name": "event_id", "type": "string"}]}'
 
 
-def faults_of(tmp_path: Path, **avro: Any) -> list[str]:
+def errors_of(tmp_path: Path, **avro: Any) -> list[str]:
     lines = EXAMPLE.read_text().replace('format = "json"', 'format = "avro"')
     path = tmp_path / "avro.toml"
     path.write_text(f"{lines}\n[avro]\n" + "\n".join(f"{key} = {value}" for key, value in avro.items()))
     try:
         load(path)
     except ConfigError as error:
-        return error.faults
+        return error.errors
     return []
 
 
@@ -59,11 +59,11 @@ def faults_of(tmp_path: Path, **avro: Any) -> list[str]:
         ),
     ],
 )
-def test_one_fault_one_sentence(tmp_path: Path, avro: dict[str, Any], start: str, remedy: str) -> None:
-    (fault,) = faults_of(tmp_path, **avro)
-    assert fault.startswith(start)
-    assert remedy in fault
-    assert "hunter2" not in fault
+def test_one_error_one_sentence(tmp_path: Path, avro: dict[str, Any], start: str, remedy: str) -> None:
+    (error,) = errors_of(tmp_path, **avro)
+    assert error.startswith(start)
+    assert remedy in error
+    assert "hunter2" not in error
 
 
 def test_schema_files_are_read_when_the_config_is_checked(tmp_path: Path) -> None:
@@ -71,26 +71,26 @@ def test_schema_files_are_read_when_the_config_is_checked(tmp_path: Path) -> Non
     good.write_text(SCHEMA)
     bad.write_text('{"type": "recrod", "name": "E"}')
     text.write_bytes(b'"\xff"')
-    assert faults_of(tmp_path, encoding='"plain"', schemas=f'["{good}"]') == []
-    assert faults_of(tmp_path, encoding='"single-object"', schemas=f'["{good}"]') == []
-    (two,) = faults_of(tmp_path, encoding='"plain"', schemas=f'["{good}", "{good}"]')
+    assert errors_of(tmp_path, encoding='"plain"', schemas=f'["{good}"]') == []
+    assert errors_of(tmp_path, encoding='"single-object"', schemas=f'["{good}"]') == []
+    (two,) = errors_of(tmp_path, encoding='"plain"', schemas=f'["{good}", "{good}"]')
     assert "name the one" in two
-    wrong = faults_of(tmp_path, encoding='"single-object"', schemas=f'["{bad}", "{good}", "{text}"]')
-    assert ["avro.schemas.0" in wrong[0], "no Avro schema" in wrong[0]] == [True, True]
+    wrong = errors_of(tmp_path, encoding='"single-object"', schemas=f'["{bad}", "{good}", "{text}"]')
+    assert ["avro.schemas.0" in wrong[0], "not an Avro schema" in wrong[0]] == [True, True]
     assert ["avro.schemas.2" in wrong[1], "can't be read" in wrong[1], len(wrong)] == [True, True, 2]
 
 
-def test_the_plan_carries_texts_and_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pipeline_gets_schema_texts_and_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RF_TEST_PASSWORD", "hunter2")
     path = tmp_path / "e.avsc"
     path.write_text(SCHEMA)
     options = {"basic.auth.user.info": "me:${RF_TEST_PASSWORD}"}
     avro = {"registry": "https://r", "options": options, "schemas": [str(path)]}
-    plan = planned(input={"format": "avro"}, avro=avro)
+    settings = settings_with(input={"format": "avro"}, avro=avro)
     spec = AvroSpec("confluent", "https://r", (("basic.auth.user.info", "me:hunter2"),), (SCHEMA,))
-    assert plan.keys == KeySpec("avro", ("event_id",), "ts", "ms", spec)
-    assert "hunter2" not in repr(plan)
-    assert planned(avro=avro).keys.avro is None
+    assert settings.keys == KeySpec("avro", ("event_id",), "ts", "ms", spec)
+    assert "hunter2" not in repr(settings)
+    assert settings_with(avro=avro).keys.avro is None
 
 
 def test_options_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +101,13 @@ def test_options_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_fastavro_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("replayfilter.formats.avro.values")]:
+    for name in [name for name in sys.modules if name.startswith("replayfilter.formats.avro.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("schemas", "registry"):
-        monkeypatch.delitem(sys.modules, f"replayfilter.formats.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "fastavro", None)
     with pytest.raises(MissingDependency, match=r"needs fastavro.*replayfilter\[avro\]"):
         build_extractor(KeySpec("avro", ("id",), None, "ms", AvroSpec("plain", schemas=(SCHEMA,))))
-    (fault,) = faults_of(tmp_path, registry='"http://r"')
-    assert fault.startswith('input.format = "avro": needs fastavro; pip install')
+    (error,) = errors_of(tmp_path, registry='"http://r"')
+    assert error.startswith('input.format = "avro": needs fastavro; pip install')
 
 
 def test_a_spec_without_schemas() -> None:

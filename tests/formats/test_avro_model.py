@@ -1,4 +1,4 @@
-"""Avro's extraction against what was written: random schemas, random values, random damage."""
+"""Avro extraction compared with the values that were written: random schemas, values and damage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATHS = ("a", "b.a", "b.a.b", "c")
 
 @st.composite
 def typed_values(draw: st.DrawFn, names: Any, depth: int) -> tuple[Any, Any, Any]:
-    """A type, a value to write, and what a key must see of it."""
+    """A type, a value to write, and the value that a key must contain."""
     kinds = ["simple", "simple", "logical", "decimal", "enum", "fixed"]
     match draw(st.sampled_from(kinds + (["array", "map", "union", "record", "record"] if depth else []))):
         case "simple":
@@ -96,7 +96,7 @@ documents = st.deferred(lambda: records(count(), 2))
 
 
 def without_logical(schema: Any) -> Any:
-    """The same schema for fastavro to write, with plain numbers and bytes."""
+    """The schema without logical types: fastavro then writes plain numbers and bytes."""
     if isinstance(schema, dict):
         return {key: without_logical(value) for key, value in schema.items() if key != "logicalType"}
     return [without_logical(item) for item in schema] if isinstance(schema, list) else schema
@@ -114,23 +114,23 @@ def extracted(schema: Any, value: bytes) -> Extraction:
 
 
 @given(documents)
-def test_the_key_is_what_was_written(document: tuple[Any, Any, Any]) -> None:
+def test_the_key_is_the_written_value(document: tuple[Any, Any, Any]) -> None:
     schema, value, key = document
     out = BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(without_logical(schema)), value)
-    answer = extracted(schema, out.getvalue())
+    result = extracted(schema, out.getvalue())
     parts = [look_up(key, path) for path in PATHS]
     if not out.getvalue():
-        assert answer.faults[0].reason == "empty"
+        assert result.errors[0].reason == "empty"
     elif all(part is None or part is MISSING for part in parts):
-        assert answer.faults[0].reason == "key"
+        assert result.errors[0].reason == "key"
     else:
-        assert answer.faults == []
-        assert struct.pack(">QQ", *answer.digests[0].tolist()) == digest_key(parts)
+        assert result.errors == []
+        assert struct.pack(">QQ", *result.digests[0].tolist()) == digest_key(parts)
 
 
 @given(documents, st.data())
-def test_damage_is_a_fault_or_another_value(document: tuple[Any, Any, Any], data: st.DataObject) -> None:
+def test_damage_is_an_error_or_another_value(document: tuple[Any, Any, Any], data: st.DataObject) -> None:
     schema, value, _ = document
     out = BytesIO()
     plain = fastavro.parse_schema(without_logical(schema))
@@ -138,13 +138,13 @@ def test_damage_is_a_fault_or_another_value(document: tuple[Any, Any, Any], data
     whole = out.getvalue()
     at = data.draw(st.integers(0, len(whole)))
     damaged = whole[:at] + data.draw(st.binary(max_size=3)) + whole[data.draw(st.integers(at, len(whole))) :]
-    answer = extracted(schema, damaged)  # does not raise
+    result = extracted(schema, damaged)  # does not raise
     stream = BytesIO(damaged)
     try:
         fastavro._read_py.schemaless_reader(stream, plain, None)
     except (EOFError, IndexError, ValueError):
-        return  # what is passed over is read less strictly than here
-    reasons = [fault.reason.value for fault in answer.faults]
+        return  # the extractor checks skipped fields less strictly
+    reasons = [error.reason.value for error in result.errors]
     if damaged and stream.tell() == len(damaged):
         assert "avro" not in reasons
     else:

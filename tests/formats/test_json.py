@@ -1,9 +1,8 @@
-"""JSON extraction, case by case: which key, or which fault."""
+"""JSON extraction, case by case: the key, or the error."""
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 
 from replayfilter.core.digest import MISSING, digest_key
-from replayfilter.formats import Extraction, Fault, KeySpec, Reason, RecordColumns, build_extractor
+from replayfilter.formats import Extraction, KeySpec, Reason, RecordColumns, RecordError, build_extractor
+from tests.support.extractions import digests
 
 
 def extract(
@@ -20,22 +20,18 @@ def extract(
     return build_extractor(KeySpec("json", key, expiry, unit))(RecordColumns(values))
 
 
-def digests(answer: Extraction) -> list[bytes]:
-    return [struct.pack(">QQ", *pair) for pair in answer.digests.tolist()]
-
-
-def the_fault(value: bytes | None, *key: str, expiry: str | None = None) -> Fault:
-    """The fault of one record, among two good ones that must not notice."""
+def the_error(value: bytes | None, *key: str, expiry: str | None = None) -> RecordError:
+    """The error of one record between two good ones, which must not be affected."""
     good = b'{"id": "a", "ts": 7, "user": {"id": 1}}'
-    answer = extract([good, value, good], *key, expiry=expiry)
-    (fault,) = answer.faults
-    assert fault.row == 1
-    assert answer.digests[1].tolist() == [0, 0]
-    assert answer.expiry.tolist() == ([7, 0, 7] if expiry else [0, 0, 0])
-    assert digests(answer)[0] == digests(answer)[2] != bytes(16)
-    assert len(fault.message) < 300
-    assert fault.message.isascii()
-    return fault
+    result = extract([good, value, good], *key, expiry=expiry)
+    (error,) = result.errors
+    assert error.row == 1
+    assert result.digests[1].tolist() == [0, 0]
+    assert result.expiry.tolist() == ([7, 0, 7] if expiry else [0, 0, 0])
+    assert digests(result)[0] == digests(result)[2] != bytes(16)
+    assert len(error.message) < 300
+    assert error.message.isascii()
+    return error
 
 
 KEYS: list[tuple[bytes, Any]] = [
@@ -73,12 +69,12 @@ KEYS: list[tuple[bytes, Any]] = [
 
 @pytest.mark.parametrize(("value", "key"), KEYS, ids=[str(value[:60]) for value, _ in KEYS])
 def test_key(value: bytes, key: Any) -> None:
-    answer = extract([value], "id")
-    assert answer.faults == []
-    assert digests(answer) == [digest_key([key])]
+    result = extract([value], "id")
+    assert result.errors == []
+    assert digests(result) == [digest_key([key])]
 
 
-FAULTS: list[tuple[bytes | None, Reason, str]] = [
+ERRORS: list[tuple[bytes | None, Reason, str]] = [
     (None, Reason.EMPTY, "value: found null, expected a JSON object"),
     (b"", Reason.EMPTY, "value: found no bytes"),
     (
@@ -121,35 +117,35 @@ FAULTS: list[tuple[bytes | None, Reason, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "reason", "words"), FAULTS, ids=[str(case[0])[:50] for case in FAULTS])
-def test_fault(value: bytes | None, reason: Reason, words: str) -> None:
-    fault = the_fault(value, "id")
-    assert fault.reason is reason
-    assert words in fault.message
+@pytest.mark.parametrize(("value", "reason", "words"), ERRORS, ids=[str(case[0])[:50] for case in ERRORS])
+def test_error(value: bytes | None, reason: Reason, words: str) -> None:
+    error = the_error(value, "id")
+    assert error.reason is reason
+    assert words in error.message
 
 
-def test_every_record_keeps_its_row_among_faults() -> None:
+def test_every_record_keeps_its_row_among_errors() -> None:
     values: list[bytes | None] = [b'{"id":%d,"ts":%d}' % (i, i) for i in range(300)]
     for row, bad in [(0, b""), (7, b"x"), (100, b'{"id":5}'), (101, b'{"ts":5}'), (299, None)]:
         values[row] = bad
-    answer = extract(values, "id", expiry="ts")
-    assert [(f.row, f.reason.value) for f in answer.faults] == [
+    result = extract(values, "id", expiry="ts")
+    assert [(f.row, f.reason.value) for f in result.errors] == [
         (0, "empty"),
         (7, "json"),
         (100, "expiry_missing"),
         (101, "key"),
         (299, "empty"),
     ]
-    bad_rows = [f.row for f in answer.faults]
-    assert answer.expiry.tolist() == [0 if i in bad_rows else i for i in range(300)]
-    assert digests(answer) == [bytes(16) if i in bad_rows else digest_key([i]) for i in range(300)]
+    bad_rows = [f.row for f in result.errors]
+    assert result.expiry.tolist() == [0 if i in bad_rows else i for i in range(300)]
+    assert digests(result) == [bytes(16) if i in bad_rows else digest_key([i]) for i in range(300)]
 
 
 def test_no_records() -> None:
-    answer = extract([], "id", "user.id", expiry="ts")
-    assert (answer.expiry.shape, answer.digests.shape, answer.faults) == ((0,), (0, 2), [])
-    assert answer.expiry.dtype == np.int64
-    assert answer.digests.dtype == np.uint64
+    result = extract([], "id", "user.id", expiry="ts")
+    assert (result.expiry.shape, result.digests.shape, result.errors) == ((0,), (0, 2), [])
+    assert result.expiry.dtype == np.int64
+    assert result.digests.dtype == np.uint64
 
 
 PATHS: list[tuple[bytes, Any]] = [
@@ -174,13 +170,13 @@ PATHS: list[tuple[bytes, Any]] = [
 
 @pytest.mark.parametrize(("value", "found"), PATHS, ids=[str(value) for value, _ in PATHS])
 def test_nested_path(value: bytes, found: Any) -> None:
-    """Alone such a key may be a fault; beside another field, null and missing are values of their own."""
+    """Without another key field null and missing are errors; with one they are two different values."""
     document = value[:-1] + (b', "a": 1}' if len(value) > 2 else b'"a": 1}')
-    answer = extract([document], "a", "user.id")
-    assert answer.faults == []
-    assert digests(answer) == [digest_key([1, found])]
+    result = extract([document], "a", "user.id")
+    assert result.errors == []
+    assert digests(result) == [digest_key([1, found])]
     alone = extract([value], "user.id")
-    assert [f.reason for f in alone.faults] == ([Reason.KEY] if found in (None, MISSING) else [])
+    assert [f.reason for f in alone.errors] == ([Reason.KEY] if found in (None, MISSING) else [])
 
 
 def test_path_within_another_path() -> None:
@@ -189,10 +185,10 @@ def test_path_within_another_path() -> None:
         b'{"user": 3, "ts": 4}',
         b'{"user": {"at": [{"ts": 9}]}}',
     ]
-    answer = extract(values, "user", "user.id", expiry="user.at.ts")
-    assert answer.expiry.tolist() == [9, 0, 0]
-    assert digests(answer)[0] == digest_key([{"id": 5, "at": {"ts": 9}}, 5])
-    assert [(f.row, f.reason) for f in answer.faults] == [
+    result = extract(values, "user", "user.id", expiry="user.at.ts")
+    assert result.expiry.tolist() == [9, 0, 0]
+    assert digests(result)[0] == digest_key([{"id": 5, "at": {"ts": 9}}, 5])
+    assert [(f.row, f.reason) for f in result.errors] == [
         (1, Reason.EXPIRY_MISSING),
         (2, Reason.EXPIRY_MISSING),
     ]
@@ -213,11 +209,11 @@ def test_many_paths_of_all_depths() -> None:
         json.dumps(document, ensure_ascii=False),
         json.dumps({"z": "\ud800"} | document),
     ):
-        answer = extract([text.encode()], *paths)
-        assert digests(answer) == [digest_key([1, 2, 3, 4, 5, 6, 7, 8, 9])]
+        result = extract([text.encode()], *paths)
+        assert digests(result) == [digest_key([1, 2, 3, 4, 5, 6, 7, 8, 9])]
 
 
-def test_only_records_without_any_key_field_are_faults() -> None:
+def test_only_records_without_any_key_field_are_errors() -> None:
     values = [
         b'{"a": 1}',
         b'{"b": 1}',
@@ -226,23 +222,23 @@ def test_only_records_without_any_key_field_are_faults() -> None:
         b"{}",
         b'{"a": null}',
     ]
-    answer = extract(values, "a", "b")
-    assert [f.row for f in answer.faults] == [3, 4, 5]
-    assert answer.faults[0].message.startswith("a, b: missing or null")
-    assert len(set(digests(answer)[:3])) == 3
+    result = extract(values, "a", "b")
+    assert [f.row for f in result.errors] == [3, 4, 5]
+    assert result.errors[0].message.startswith("a, b: missing or null")
+    assert len(set(digests(result)[:3])) == 3
 
 
 def test_metadata_beside_fields() -> None:
     extractor = build_extractor(KeySpec("json", ("@key", "id", "@header:h", "@value"), "@timestamp", "s"))
     assert extractor.needs == {"keys", "headers", "timestamps"}
     value = b'{"id": 1}'
-    answer = extractor(RecordColumns([value], [b"k"], [1999], [[("h", b"old"), ("h", b"new"), ("i", None)]]))
-    assert digests(answer) == [digest_key([b"k", 1, b"new", value])]
-    assert answer.expiry.tolist() == [1]
+    result = extractor(RecordColumns([value], [b"k"], [1999], [[("h", b"old"), ("h", b"new"), ("i", None)]]))
+    assert digests(result) == [digest_key([b"k", 1, b"new", value])]
+    assert result.expiry.tolist() == [1]
     assert build_extractor(KeySpec("json", ("id",), "ts", "s")).needs == frozenset()
 
 
 def test_without_dedup_values_must_still_be_json() -> None:
-    answer = extract([b"{}", b"x"])
-    assert answer.digests.tolist() == [[0, 0], [0, 0]]
-    assert [(f.row, f.reason) for f in answer.faults] == [(1, Reason.JSON)]
+    result = extract([b"{}", b"x"])
+    assert result.digests.tolist() == [[0, 0], [0, 0]]
+    assert [(f.row, f.reason) for f in result.errors] == [(1, Reason.JSON)]

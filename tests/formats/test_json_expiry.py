@@ -1,4 +1,4 @@
-"""Expiry keys out of JSON and out of Kafka's timestamp: units, formats and the ends of int64."""
+"""Expiry keys from JSON and from Kafka's timestamp: units, formats and the limits of int64."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def stamped(timestamps: list[int], unit: str) -> Extraction:
     ],
 )
 def test_whole_numbers(text: str, expiry: int, unit: str) -> None:
-    answer = extract([text], unit)
-    assert answer.faults == []
-    assert answer.expiry.tolist() == [expiry]
+    result = extract([text], unit)
+    assert result.errors == []
+    assert result.expiry.tolist() == [expiry]
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_whole_numbers(text: str, expiry: int, unit: str) -> None:
     ],
 )
 def test_not_whole_numbers(text: str, reason: Reason, words: str) -> None:
-    answer = extract(["5", text, "6"], "ms")
-    (fault,) = answer.faults
-    assert (fault.row, fault.reason) == (1, reason)
-    assert words in fault.message
-    assert len(fault.message) < 200
-    assert answer.expiry.tolist() == [5, 0, 6]
+    result = extract(["5", text, "6"], "ms")
+    (error,) = result.errors
+    assert (error.row, error.reason) == (1, reason)
+    assert words in error.message
+    assert len(error.message) < 200
+    assert result.expiry.tolist() == [5, 0, 6]
 
 
 def test_missing() -> None:
-    answer = build_extractor(KeySpec("json", (), "a.b", "ms"))(
+    result = build_extractor(KeySpec("json", (), "a.b", "ms"))(
         RecordColumns([b'{"a": {}}', b"{}", b'{"a": 1}'])
     )
-    assert [f.reason for f in answer.faults] == [Reason.EXPIRY_MISSING] * 3
-    assert answer.faults[0].message == "a.b: found no such field, expected a whole number of ms"
+    assert [f.reason for f in result.errors] == [Reason.EXPIRY_MISSING] * 3
+    assert result.errors[0].message == "a.b: found no such field, expected a whole number of ms"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_missing() -> None:
     ],
 )
 def test_iso8601(text: str, micros: int) -> None:
-    answer = extract([json.dumps(text)], "iso8601")
-    assert answer.faults == []
-    assert answer.expiry.tolist() == [micros]
+    result = extract([json.dumps(text)], "iso8601")
+    assert result.errors == []
+    assert result.expiry.tolist() == [micros]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_iso8601(text: str, micros: int) -> None:
     ],
 )
 def test_not_iso8601(text: str) -> None:
-    answer = extract(['"2024-01-01"', text], "iso8601")
-    (fault,) = answer.faults
-    assert (fault.row, fault.reason) == (1, Reason.EXPIRY_TYPE)
-    assert fault.message.startswith("t: found ")
-    assert fault.message.endswith("expected ISO 8601 text, such as 2024-05-01T12:00:00Z")
-    assert answer.expiry.tolist() == [1_704_067_200_000_000, 0]
+    result = extract(['"2024-01-01"', text], "iso8601")
+    (error,) = result.errors
+    assert (error.row, error.reason) == (1, Reason.EXPIRY_TYPE)
+    assert error.message.startswith("t: found ")
+    assert error.message.endswith("expected ISO 8601 text, such as 2024-05-01T12:00:00Z")
+    assert result.expiry.tolist() == [1_704_067_200_000_000, 0]
 
 
 @given(st.datetimes(timezones=st.timezones() | st.none()))
@@ -167,33 +167,33 @@ def test_iso8601_agrees_with_datetime(instant: datetime) -> None:
     ],
 )
 def test_kafka_timestamp(unit: str, expiry: list[int]) -> None:
-    answer = stamped([1999, 0, -1001, 1], unit)
-    assert answer.faults == []
-    assert answer.expiry.tolist() == expiry
+    result = stamped([1999, 0, -1001, 1], unit)
+    assert result.errors == []
+    assert result.expiry.tolist() == expiry
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns", "iso8601", "integer"])
 def test_record_without_kafka_timestamp(unit: str) -> None:
-    answer = stamped([5000, -1], unit)
-    assert [(f.row, f.reason) for f in answer.faults] == [(1, Reason.EXPIRY_MISSING)]
-    assert answer.expiry[1] == 0
+    result = stamped([5000, -1], unit)
+    assert [(f.row, f.reason) for f in result.errors] == [(1, Reason.EXPIRY_MISSING)]
+    assert result.expiry[1] == 0
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("ms", 1), ("us", 1000), ("iso8601", 1000), ("ns", 1_000_000)])
-def test_kafka_timestamp_at_the_ends_of_int64(unit: str, factor: int) -> None:
+def test_kafka_timestamp_at_the_limits_of_int64(unit: str, factor: int) -> None:
     top = MAX // factor
     timestamps: list[Any] = [top, -top, MAX, MIN]
-    answer = stamped(timestamps, unit)
+    result = stamped(timestamps, unit)
     exact = [t * factor for t in timestamps]
     fits = [MIN <= e <= MAX for e in exact]
-    assert answer.expiry.tolist() == [e if fit else 0 for e, fit in zip(exact, fits, strict=True)]
-    assert [f.row for f in answer.faults] == [row for row, fit in enumerate(fits) if not fit]
-    assert {f.reason for f in answer.faults} <= {Reason.EXPIRY_RANGE}
+    assert result.expiry.tolist() == [e if fit else 0 for e, fit in zip(exact, fits, strict=True)]
+    assert [f.row for f in result.errors] == [row for row, fit in enumerate(fits) if not fit]
+    assert {f.reason for f in result.errors} <= {Reason.EXPIRY_RANGE}
 
 
-def test_a_category_is_any_value_told_apart_by_type() -> None:
-    answer = extract(['"a"', '"b"', '"a"', "1", '"1"', "[1]", "null"], "category")
-    first, second, again, number, text, array, nothing = answer.expiry.tolist()
-    assert first == again
+def test_a_category_is_any_value_and_types_differ() -> None:
+    result = extract(['"a"', '"b"', '"a"', "1", '"1"', "[1]", "null"], "category")
+    first, second, repeated, number, text, array, nothing = result.expiry.tolist()
+    assert first == repeated
     assert len({first, second, number, text, array}) == 5
-    assert (nothing, answer.faults[0].row, answer.faults[0].reason) == (0, 6, Reason.EXPIRY_MISSING)
+    assert (nothing, result.errors[0].row, result.errors[0].reason) == (0, 6, Reason.EXPIRY_MISSING)

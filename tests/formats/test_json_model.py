@@ -21,7 +21,7 @@ Answer = tuple[str | None, int, bytes]  # reason, expiry, digest
 
 
 def model(value: bytes | None) -> Answer:
-    """One record, decided with the standard library alone."""
+    """The result for one record, with the standard library alone."""
     if not value:
         return "empty", 0, bytes(16)
     try:
@@ -52,20 +52,20 @@ def look_up(item: Any, names: list[str]) -> Any:
 
 
 def extracted(values: list[bytes | None]) -> list[Answer]:
-    answer = EXTRACT(RecordColumns(values))
-    reasons: dict[int, str] = {fault.row: fault.reason.value for fault in answer.faults}
-    rows = zip(answer.expiry.tolist(), answer.digests.tolist(), strict=True)
+    result = EXTRACT(RecordColumns(values))
+    reasons: dict[int, str] = {error.row: error.reason.value for error in result.errors}
+    rows = zip(result.expiry.tolist(), result.digests.tolist(), strict=True)
     return [(reasons.get(i), expiry, struct.pack(">QQ", *digest)) for i, (expiry, digest) in enumerate(rows)]
 
 
-# JSON text, rather than values: members may repeat, numbers and names may be written in several ways.
+# JSON text rather than values: names may repeat, numbers and names may be written in several ways.
 numbers = st.one_of(
     st.integers().map(str),
     st.integers(-(2**63) - 2, 2**63 + 1).map(str),
     st.from_regex(r"-?(0|[1-9]\d{0,20})(\.\d{1,20})?([eE][+-]?\d{1,3})?", fullmatch=True).filter(str.isascii),
 )
 texts = st.tuples(st.text(st.characters(), max_size=5), st.booleans()).map(
-    # UTF-8 can't hold lone surrogates: those stay escaped
+    # UTF-8 can't encode lone surrogates, so these stay escaped.
     lambda pair: json.dumps(pair[0], ensure_ascii=pair[1] or any("\ud800" <= c <= "\udfff" for c in pair[0]))
 )
 names = st.sampled_from(['"id"', '"ts"', '"user"', '"name"', '"first"', r'"\u0069d"', '"other"']) | texts
@@ -99,7 +99,7 @@ def test_agrees_with_the_model_on_json(values: list[bytes | None]) -> None:
 @given(st.lists(st.one_of(st.none(), st.binary(), documents), max_size=5), st.data())
 @settings(max_examples=400, deadline=None)
 def test_agrees_with_the_model_on_broken_json(values: list[bytes | None], data: st.DataObject) -> None:
-    """ASCII only: the extractor does not check the UTF-8 of what it skips, the model does."""
+    """ASCII only: the extractor does not check the UTF-8 of skipped parts, but the model does."""
     broken = [mutate(value, data) for value in values]
     assert extracted(broken) == [model(value) for value in broken]
 
@@ -116,6 +116,6 @@ def mutate(value: bytes | None, data: st.DataObject) -> bytes | None:
 @given(st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=5))
 @example([b'{"id":"\xff","ts":1}'])
 @settings(deadline=None)
-def test_random_bytes_are_faults(values: list[bytes | None]) -> None:
+def test_random_bytes_are_errors(values: list[bytes | None]) -> None:
     for value, (reason, _, _) in zip(values, extracted(values), strict=True):
         assert reason in ({"empty"} if not value else {"json", "not_object", "key"})

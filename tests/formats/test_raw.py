@@ -1,37 +1,32 @@
-"""Opaque records, and the specs that no extractor is built for."""
+"""Raw records, and specs that are refused."""
 
 from __future__ import annotations
-
-import struct
 
 import pytest
 
 from replayfilter.core.digest import MISSING, digest_key
 from replayfilter.errors import ConfigError
-from replayfilter.formats import Extraction, KeySpec, Reason, RecordColumns, build_extractor
-from replayfilter.formats.fields import Place, parse_field
-
-
-def digests(answer: Extraction) -> list[bytes]:
-    return [struct.pack(">QQ", *pair) for pair in answer.digests.tolist()]
+from replayfilter.formats import KeySpec, Reason, RecordColumns, build_extractor
+from replayfilter.formats.fields import Location, parse_field
+from tests.support.extractions import digests
 
 
 def test_value_as_key() -> None:
     extractor = build_extractor(KeySpec("raw", ("@value",), None, "ms"))
     assert extractor.needs == frozenset()
-    answer = extractor(RecordColumns([b"\xff\x00", b"", None, b"{}"]))
-    assert [(f.row, f.reason) for f in answer.faults] == [(2, Reason.KEY)]
-    assert answer.faults[0].message.startswith("@value: missing or null")
-    assert digests(answer) == [digest_key([b"\xff\x00"]), digest_key([b""]), bytes(16), digest_key([b"{}"])]
+    result = extractor(RecordColumns([b"\xff\x00", b"", None, b"{}"]))
+    assert [(f.row, f.reason) for f in result.errors] == [(2, Reason.KEY)]
+    assert result.errors[0].message.startswith("@value: missing or null")
+    assert digests(result) == [digest_key([b"\xff\x00"]), digest_key([b""]), bytes(16), digest_key([b"{}"])]
 
 
-def test_record_key_as_key_lets_tombstones_pass() -> None:
+def test_record_key_as_key_accepts_tombstones() -> None:
     extractor = build_extractor(KeySpec("raw", ("@key",), "@timestamp", "ms"))
     assert extractor.needs == {"keys", "timestamps"}
-    answer = extractor(RecordColumns([None, None, b"x"], [b"a", None, b"a"], [1, 2, 3]))
-    assert [(f.row, f.reason) for f in answer.faults] == [(1, Reason.KEY)]
-    assert digests(answer)[0] == digests(answer)[2] == digest_key([b"a"])
-    assert answer.expiry.tolist() == [1, 0, 3]
+    result = extractor(RecordColumns([None, None, b"x"], [b"a", None, b"a"], [1, 2, 3]))
+    assert [(f.row, f.reason) for f in result.errors] == [(1, Reason.KEY)]
+    assert digests(result)[0] == digests(result)[2] == digest_key([b"a"])
+    assert result.expiry.tolist() == [1, 0, 3]
 
 
 def test_headers() -> None:
@@ -45,40 +40,40 @@ def test_headers() -> None:
         [],
         None,
     ]
-    answer = extractor(RecordColumns([b""] * 6, [b"k"] * 6, headers=headers))
+    result = extractor(RecordColumns([b""] * 6, [b"k"] * 6, headers=headers))
     found = [b"1", b"3", None, MISSING, MISSING, MISSING]
-    assert digests(answer) == [digest_key([value, b"k"]) for value in found]
+    assert digests(result) == [digest_key([value, b"k"]) for value in found]
     alone = build_extractor(KeySpec("raw", ("@header:id",), None, "ms"))(
         RecordColumns([b""] * 6, headers=headers)
     )
-    assert [f.row for f in alone.faults] == [2, 3, 4, 5]
+    assert [f.row for f in alone.errors] == [2, 3, 4, 5]
 
 
-def test_batch_of_nothing() -> None:
-    answer = build_extractor(KeySpec("raw", ("@key",), "@timestamp", "us"))(RecordColumns([]))
-    assert (answer.expiry.shape, answer.digests.shape, answer.faults) == ((0,), (0, 2), [])
+def test_an_empty_batch() -> None:
+    result = build_extractor(KeySpec("raw", ("@key",), "@timestamp", "us"))(RecordColumns([]))
+    assert (result.expiry.shape, result.digests.shape, result.errors) == ((0,), (0, 2), [])
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "names"),
+    ("text", "location", "names"),
     [
-        ("id", Place.PATH, ("id",)),
-        ("user.id", Place.PATH, ("user", "id")),
-        (r"user\.id", Place.PATH, ("user.id",)),
-        (r"a\.b.c", Place.PATH, ("a.b", "c")),
-        (r"\@key", Place.PATH, ("@key",)),
-        ("user.@key", Place.PATH, ("user", "@key")),
-        ("event id", Place.PATH, ("event id",)),
-        ("@key", Place.KEY, ()),
-        ("@value", Place.VALUE, ()),
-        ("@timestamp", Place.TIMESTAMP, ()),
-        ("@header:event.id", Place.HEADER, ("event.id",)),
-        ("@header:a:b", Place.HEADER, ("a:b",)),
+        ("id", Location.PATH, ("id",)),
+        ("user.id", Location.PATH, ("user", "id")),
+        (r"user\.id", Location.PATH, ("user.id",)),
+        (r"a\.b.c", Location.PATH, ("a.b", "c")),
+        (r"\@key", Location.PATH, ("@key",)),
+        ("user.@key", Location.PATH, ("user", "@key")),
+        ("event id", Location.PATH, ("event id",)),
+        ("@key", Location.KEY, ()),
+        ("@value", Location.VALUE, ()),
+        ("@timestamp", Location.TIMESTAMP, ()),
+        ("@header:event.id", Location.HEADER, ("event.id",)),
+        ("@header:a:b", Location.HEADER, ("a:b",)),
     ],
 )
-def test_field_names(text: str, place: Place, names: tuple[str, ...]) -> None:
+def test_field_names(text: str, location: Location, names: tuple[str, ...]) -> None:
     field = parse_field(text)
-    assert (field.place, field.names, field.text) == (place, names, text)
+    assert (field.location, field.names, field.text) == (location, names, text)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +82,13 @@ def test_field_names(text: str, place: Place, names: tuple[str, ...]) -> None:
 def test_bad_field_names(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^dedup\.key: .*") as caught:
         build_extractor(KeySpec("json", (text,), None, "ms"))
-    assert len(caught.value.faults) == 1
+    assert len(caught.value.errors) == 1
 
 
 def test_raw_has_no_fields() -> None:
     with pytest.raises(ConfigError) as caught:
         build_extractor(KeySpec("raw", ("id", "@key"), "ts", "ms"))
-    assert caught.value.faults == [
+    assert caught.value.errors == [
         'dedup.key: "id" is a field path, but format "raw" has no fields; '
         'use "@key", "@value" or "@header:NAME", or "json"',
         'dedup.expiry_key: "ts" is a field path, but format "raw" has no fields; '
@@ -101,15 +96,15 @@ def test_raw_has_no_fields() -> None:
     ]
 
 
-def test_all_faults_of_a_spec_at_once() -> None:
+def test_all_errors_of_a_spec_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         build_extractor(KeySpec("xml", ("a", "a", "@timestamp", "@nope", "b..c"), "@key", "minutes"))
-    text = "\n".join(caught.value.faults)
-    assert len(caught.value.faults) == 7
+    text = "\n".join(caught.value.errors)
+    assert len(caught.value.errors) == 7
     for words in [
         '"xml" is unknown',
         '"minutes" is unknown',
-        '"a" is there twice',
+        '"a" is listed twice',
         '"@timestamp" can only be',
     ]:
         assert words in text

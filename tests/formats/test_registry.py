@@ -1,13 +1,11 @@
-"""The registry over a real socket: what it says of records, and what stops the service instead."""
+"""A schema registry on a real socket: which answers are record errors, and which stop the service."""
 
 from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from collections.abc import Iterator
-from io import BytesIO
 from typing import Any
 
 import fastavro
@@ -18,7 +16,6 @@ from replayfilter.core.digest import digest_key
 from replayfilter.errors import RegistryError
 from replayfilter.formats import (
     AvroSpec,
-    Extraction,
     Extractor,
     KeySpec,
     Reason,
@@ -26,14 +23,14 @@ from replayfilter.formats import (
     build_extractor,
 )
 from replayfilter.formats.avro import registry as registry_module
-from tests.support.registry_server import RegistryServer
+from tests.support.extractions import confluent, digests, reasons
+from tests.support.registry_server import FAST_RETRIES, RegistryServer
 
 ORDER = {
     "type": "record",
     "name": "Order",
     "fields": [{"name": "id", "type": "string"}, {"name": "ts", "type": "long"}],
 }
-FAST = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}
 
 
 @pytest.fixture
@@ -43,48 +40,33 @@ def server() -> Iterator[RegistryServer]:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "SECOND_ASKING", 0.0)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "RETRY_SECONDS", 0.0)
 
 
 def extractor(url: str, **options: str) -> Extractor:
-    given = FAST | {name.replace("_", "."): value for name, value in options.items()}
+    given = FAST_RETRIES | {name.replace("_", "."): value for name, value in options.items()}
     return build_extractor(
         KeySpec("avro", ("id",), "ts", "ms", AvroSpec("confluent", url, tuple(given.items())))
     )
 
 
-def encoded(schema: Any, record: Any, id_: int, **named: Any) -> bytes:
-    out = BytesIO()
-    out.write(struct.pack(">xi", id_))
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema, named_schemas=dict(named)), record)
-    return out.getvalue()
-
-
 def order(name: str, ts: int = 5, id_: int = 1) -> bytes:
-    return encoded(ORDER, {"id": name, "ts": ts}, id_)
+    return confluent(ORDER, {"id": name, "ts": ts}, id_)
 
 
-def reasons(answer: Extraction) -> list[tuple[int, str]]:
-    return [(fault.row, fault.reason.value) for fault in answer.faults]
-
-
-def digests(answer: Extraction) -> list[bytes]:
-    return [struct.pack(">QQ", *pair) for pair in answer.digests.tolist()]
-
-
-def test_each_schema_is_asked_for_once(server: RegistryServer) -> None:
+def test_each_schema_is_requested_once(server: RegistryServer) -> None:
     server.add(1, ORDER)
     extract = extractor(server.url)
     for _ in range(3):
-        answer = extract(RecordColumns([order("a"), order("b"), None, order("a", 7)]))
-        assert reasons(answer) == [(2, "empty")]
-        assert answer.expiry.tolist() == [5, 5, 0, 7]
-        assert digests(answer)[0] == digests(answer)[3] == digest_key(["a"])
-    assert server.asked == ["/schemas/ids/1"]
+        result = extract(RecordColumns([order("a"), order("b"), None, order("a", 7)]))
+        assert reasons(result) == [(2, "empty")]
+        assert result.expiry.tolist() == [5, 5, 0, 7]
+        assert digests(result)[0] == digests(result)[3] == digest_key(["a"])
+    assert server.requests == ["/schemas/ids/1"]
 
 
-def test_the_schema_of_each_record_counts(server: RegistryServer) -> None:
+def test_each_record_is_read_with_its_own_schema(server: RegistryServer) -> None:
     server.add(1, ORDER)
     later = ORDER | {"fields": [
         {"name": "note", "type": ["null", "string"], "default": None},
@@ -95,49 +77,49 @@ def test_the_schema_of_each_record_counts(server: RegistryServer) -> None:
     server.add(2, ORDER | {"fields": ORDER["fields"][1:]})
     values = [
         order("a"),
-        encoded(later, {"note": "x", "ts": 7_999, "id": "a"}, 9),
+        confluent(later, {"note": "x", "ts": 7_999, "id": "a"}, 9),
         order("b"),
-        encoded({**ORDER, "fields": ORDER["fields"][1:]}, {"ts": 1}, 2),
-        encoded(later, {"note": None, "ts": 8_000, "id": "b"}, 9),
+        confluent({**ORDER, "fields": ORDER["fields"][1:]}, {"ts": 1}, 2),
+        confluent(later, {"note": None, "ts": 8_000, "id": "b"}, 9),
     ]
-    answer = extractor(server.url)(RecordColumns(values))
-    assert reasons(answer) == [(3, "key")]
-    assert answer.expiry.tolist() == [5, 7, 5, 0, 8]
-    assert [digests(answer)[i] for i in (0, 1, 2, 4)] == [digest_key([key]) for key in "aabb"]
+    result = extractor(server.url)(RecordColumns(values))
+    assert reasons(result) == [(3, "key")]
+    assert result.expiry.tolist() == [5, 7, 5, 0, 8]
+    assert [digests(result)[i] for i in (0, 1, 2, 4)] == [digest_key([key]) for key in "aabb"]
 
 
-def test_an_unknown_id_is_the_records_error(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_id_is_a_record_error(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.add(1, ORDER)
     extract = extractor(server.url)
     for _ in range(2):
-        answer = extract(RecordColumns([order("a", id_=7), order("a"), order("b", id_=-1)]))
-        assert reasons(answer) == [(0, "avro_schema"), (2, "avro_schema")]
-        assert "no schema with the id 7" in answer.faults[0].message
-    assert server.asked.count("/schemas/ids/7") == 2, "asked twice, then known to be unknown"
-    assert "/schemas/ids/-1" not in server.asked
+        result = extract(RecordColumns([order("a", id_=7), order("a"), order("b", id_=-1)]))
+        assert reasons(result) == [(0, "avro_schema"), (2, "avro_schema")]
+        assert "no schema with the id 7" in result.errors[0].message
+    assert server.requests.count("/schemas/ids/7") == 2, "requested twice, then remembered as unknown"
+    assert "/schemas/ids/-1" not in server.requests
     server.add(7, ORDER)
     later = time.monotonic() + 31
     monkeypatch.setattr(registry_module.time, "monotonic", lambda: later)
     assert reasons(extract(RecordColumns([order("a", id_=7)]))) == []
 
 
-def test_an_id_that_the_registry_hears_of_late(server: RegistryServer) -> None:
+def test_an_id_that_the_registry_gets_late(server: RegistryServer) -> None:
     server.add(1, ORDER)
     server.late[1] = 1
     assert reasons(extractor(server.url)(RecordColumns([order("a")]))) == []
 
 
-def test_many_unknown_ids_are_asked_for_once(server: RegistryServer) -> None:
+def test_many_unknown_ids_are_requested_once(server: RegistryServer) -> None:
     extractor(server.url)(RecordColumns([order("a", id_=id_) for id_ in range(17)]))
-    assert len(server.asked) == 17
+    assert len(server.requests) == 17
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_a_registry_in_trouble_is_asked_again(server: RegistryServer, status: int) -> None:
+def test_a_failing_registry_is_tried_again(server: RegistryServer, status: int) -> None:
     server.add(1, ORDER)
     server.fail_with = [status] * 6
     assert reasons(extractor(server.url)(RecordColumns([order("a")]))) == []
-    assert len(server.asked) == 7
+    assert len(server.requests) == 7
 
 
 @pytest.mark.parametrize(
@@ -151,7 +133,7 @@ def test_a_registry_that_refuses_stops_the_task(server: RegistryServer, status: 
     with pytest.raises(RegistryError, match=words):
         extract(RecordColumns([order("a")]))
     server.fail_with = []
-    assert reasons(extract(RecordColumns([order("a")]))) == [], "the same extractor goes on when it is back"
+    assert reasons(extract(RecordColumns([order("a")]))) == [], "it works again when the registry is back"
 
 
 def test_a_registry_that_is_down_stops_the_task() -> None:
@@ -166,10 +148,10 @@ def test_a_registry_that_never_answers_stops_the_task(server: RegistryServer) ->
     server.fail_with = [0] * 5
     with pytest.raises(RegistryError, match="Timeout"):
         extractor(server.url, timeout="0.1", max_retries="1")(RecordColumns([order("a")]))
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
-def test_the_next_address_is_asked_when_one_is_down(server: RegistryServer) -> None:
+def test_the_next_address_is_tried_when_one_is_down(server: RegistryServer) -> None:
     server.add(1, ORDER)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -178,7 +160,7 @@ def test_the_next_address_is_asked_when_one_is_down(server: RegistryServer) -> N
 
 
 def test_an_address_that_is_no_registry_stops_the_task(server: RegistryServer) -> None:
-    """Its 404 does not say that there is no such id, so no record may be called an error for it."""
+    """Such a 404 does not mean that the id is unknown, so no record may become an error for it."""
     with pytest.raises(RegistryError, match="HTTP 404"):
         extractor(f"{server.url}/wrong/path")(RecordColumns([order("a")]))
 
@@ -210,14 +192,14 @@ def test_references_to_other_schemas(server: RegistryServer) -> None:
     named: dict[str, Any] = {}
     for schema in (city, address):
         fastavro.parse_schema(schema, named_schemas=named)
-    place = {"city": {"code": "LHR"}}
-    value = encoded(whole, {"from": place, "to": place, "via": {"code": "CDG"}, "ts": 3}, 3, **named)
-    spec = AvroSpec("confluent", server.url, tuple(FAST.items()))
+    location = {"city": {"code": "LHR"}}
+    value = confluent(whole, {"from": location, "to": location, "via": {"code": "CDG"}, "ts": 3}, 3, **named)
+    spec = AvroSpec("confluent", server.url, tuple(FAST_RETRIES.items()))
     extract = build_extractor(KeySpec("avro", ("to.city.code", "via.code"), "ts", "ms", spec))
-    answer = extract(RecordColumns([value]))
-    assert reasons(answer) == []
-    assert digests(answer) == [digest_key(["LHR", "CDG"])]
-    assert sorted(server.asked) == [
+    result = extract(RecordColumns([value]))
+    assert reasons(result) == []
+    assert digests(result) == [digest_key(["LHR", "CDG"])]
+    assert sorted(server.requests) == [
         "/schemas/ids/3", "/subjects/s1/versions/1?deleted=true", "/subjects/s2/versions/1?deleted=true",
     ]  # fmt: skip
 
@@ -227,25 +209,25 @@ def test_references_to_other_schemas(server: RegistryServer) -> None:
     [
         ("syntax", {"schemaType": "PROTOBUF"}, "of the type PROTOBUF"),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "Nowhere"}]}, {}, "UnknownType"),
-        ({"type": "recrod", "name": "R"}, {}, "no Avro schema"),
-        (5, {}, "no Avro schema"),
+        ({"type": "recrod", "name": "R"}, {}, "not an Avro schema"),
+        (5, {}, "not an Avro schema"),
     ],
 )
-def test_schemas_that_can_not_be_used(
+def test_schemas_that_cannot_be_used(
     server: RegistryServer, schema: object, more: dict[str, str], words: str
 ) -> None:
     server.add(1, schema, **more)
     server.add(2, ORDER)
-    answer = extractor(server.url)(RecordColumns([order("a"), order("a", id_=2)]))
-    assert [(fault.row, fault.reason) for fault in answer.faults] == [(0, Reason.AVRO_SCHEMA)]
-    assert words in answer.faults[0].message
+    result = extractor(server.url)(RecordColumns([order("a"), order("a", id_=2)]))
+    assert [(error.row, error.reason) for error in result.errors] == [(0, Reason.AVRO_SCHEMA)]
+    assert words in result.errors[0].message
 
 
-def test_the_clients_own_double_answers_too() -> None:
-    """``mock://``: what users of confluent-kafka test with."""
+def test_the_mock_registry_of_the_client_works_too() -> None:
+    """``mock://`` is the test double of confluent-kafka."""
     url = "mock://test-registry"
     client = SchemaRegistryClient.new_client({"url": url})
     extract = extractor(url)
     id_ = client.register_schema("orders-value", Schema(json.dumps(ORDER)))
-    extract._reader._schemas._client = client  # type: ignore[attr-defined]  # doubles share nothing
+    extract._reader._schemas._client = client  # type: ignore[attr-defined]  # mock clients don't share schemas
     assert reasons(extract(RecordColumns([order("a", id_=id_), order("a", id_=99)]))) == [(1, "avro_schema")]

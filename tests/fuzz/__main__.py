@@ -1,7 +1,7 @@
 """Fuzzes each target with atheris: ``python -m tests.fuzz SECONDS [TARGET]``.
 
-What makes one raise, crash, hang for ten seconds or fill 2 GB is kept in ``cases/<target>``, where a test
-finds it from then on. Exit code 1 if there was any.
+An input that makes a target raise, crash, hang for ten seconds or use 2 GB is kept in ``cases/<target>``,
+and a test runs it from then on. The exit code is 1 if there was such an input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One target under atheris, in a process of its own: ``python -m tests.fuzz.one TARGET OPTIONS``."""
+"""Runs one target under atheris, in a process of its own: ``python -m tests.fuzz.one TARGET OPTIONS``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that reads bytes from outside, each as a function of bytes that must not raise."""
+"""Everything that reads bytes from outside, each as a function that takes bytes and must not raise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replayfilter.formats.avro.shape import SchemaError, shape_of
 
 
 def split(data: bytes) -> list[bytes | None]:
-    """A few values out of one: a byte says how long each is; 255 stands for null."""
+    """Split the input into values: a byte gives the length of each, in units of 4; 255 means null."""
     values: list[bytes | None] = []
     while data:
         size, data = data[0], data[1:]
@@ -33,24 +33,24 @@ def split(data: bytes) -> list[bytes | None]:
 
 
 def extract(extractor: Extractor, columns: RecordColumns) -> None:
-    """One batch; its answer has the promised shape, and each record decides alike when it comes alone."""
-    answer = extractor(columns)
+    """Extract a batch: the result has the right shape, and a record gives the same result on its own."""
+    result = extractor(columns)
     n = len(columns.values)
-    assert answer.expiry.shape == (n,)
-    assert answer.expiry.dtype == np.int64
-    assert answer.digests.shape == (n, 2)
-    rows = [fault.row for fault in answer.faults]
+    assert result.expiry.shape == (n,)
+    assert result.expiry.dtype == np.int64
+    assert result.digests.shape == (n, 2)
+    rows = [error.row for error in result.errors]
     assert rows == sorted(set(rows))
-    assert all(fault.message.isprintable() and len(fault.message) < 1_000 for fault in answer.faults)
+    assert all(error.message.isprintable() and len(error.message) < 1_000 for error in result.errors)
     for row in rows:
-        assert answer.expiry[row] == 0
-        assert not answer.digests[row].any()
+        assert result.expiry[row] == 0
+        assert not result.digests[row].any()
     if n > 1:
         row = n // 2
         every = (columns.values, columns.keys, columns.timestamps_ms, columns.headers)
         single = extractor(RecordColumns(*(column[row : row + 1] for column in every)))
-        assert single.expiry[0] == answer.expiry[row]
-        assert single.digests[0].tolist() == answer.digests[row].tolist()
+        assert single.expiry[0] == result.expiry[row]
+        assert single.digests[0].tolist() == result.digests[row].tolist()
 
 
 # ---- formats ----------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ JSON = [
 
 
 def json_values(data: bytes) -> None:
-    """Values that should be JSON."""
+    """JSON values."""
     extract(JSON[len(data) % 3], RecordColumns(split(data)))
 
 
@@ -70,7 +70,7 @@ RAW = build_extractor(KeySpec("raw", ("@value", "@key", "@header:h"), "@timestam
 
 
 def raw_values(data: bytes) -> None:
-    """Values, keys and headers that mean nothing, and timestamps of any size."""
+    """Opaque values, keys and headers, and timestamps of any size."""
     values = split(data)
     n = len(values)
     times = np.frombuffer((data + bytes(8 * n))[: 8 * n], np.int64)
@@ -117,7 +117,7 @@ AVRO = [
 
 
 def avro_values(data: bytes) -> None:
-    """Values by schemas that have all types; what fastavro's own decoder can read is readable."""
+    """Avro values, with schemas of all types. A value that fastavro's own decoder reads must be readable."""
     if not data:
         return
     number = data[0] % len(AVRO)
@@ -132,7 +132,7 @@ def avro_values(data: bytes) -> None:
         ):
             fastavro._read_py.schemaless_reader(stream, PARSED[number], None)
             unreadable = [
-                fault for fault in AVRO[number](RecordColumns([value])).faults if fault.reason == "avro"
+                error for error in AVRO[number](RecordColumns([value])).errors if error.reason == "avro"
             ]
             assert bool(unreadable) == (stream.tell() < len(value)), (unreadable, stream.tell())
 
@@ -143,12 +143,12 @@ SINGLE = build_extractor(
 
 
 def avro_prefixes(data: bytes) -> None:
-    """Values of which most have the wrong beginning."""
+    """Avro values, most of them with a wrong prefix."""
     extract(SINGLE, RecordColumns(split(data)))
 
 
 def avro_schemas(data: bytes) -> None:
-    """Schemas that are none, or strange ones; the second half is a value for them."""
+    """Invalid and strange schemas; the bytes after the first newline are a value to read with them."""
     text, _, value = data.partition(b"\n")
     with contextlib.suppress(SchemaError, UnicodeDecodeError):
         shape = shape_of((text.decode(),), {"id": {}})
@@ -162,7 +162,7 @@ def avro_schemas(data: bytes) -> None:
 
 
 def stamps(data: bytes) -> None:
-    """Keys that may be stamps: one at a time and all at once say the same."""
+    """Keys that may be stamps: parsed one by one and all at once they give the same."""
     values = split(data)
     many = parse_stamps(values)
     for row, value in enumerate(values):
@@ -174,7 +174,7 @@ def stamps(data: bytes) -> None:
 
 
 def columns(data: bytes) -> None:
-    """Column blocks, which are frames, runs and state: ours, or ValueError."""
+    """Column blocks (frames, runs and state): either they can be read, or they raise ValueError."""
     with contextlib.suppress(ValueError):
         found, meta = unpack(data)
         again, same = unpack(pack(found, meta))

@@ -1,4 +1,4 @@
-"""What fuzzing found, kept; and a short run of each target, so that none breaks unseen."""
+"""Inputs that fuzzing found, and a short random test of each target so that none breaks unnoticed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_case(path: Path) -> None:
 def test_random_bytes(name: str) -> None:
     rng = random.Random(name)
     seeds = [path.read_bytes() for path in CASES if path.parent.name == name]
-    assert seeds, "a seed shows the target what its input looks like"
+    assert seeds, "each target needs a seed that shows what its input looks like"
     for _ in range(300):
         data = bytearray(rng.choice([*seeds, rng.randbytes(rng.randrange(200))]))
         for _ in range(rng.randrange(4)):

@@ -11,9 +11,9 @@ from replayfilter.core.routing import Route
 from replayfilter.errors import RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.kafka.admin import Cluster
-from tests.formats.test_registry import FAST, encoded
+from tests.support.extractions import confluent
 from tests.support.pipelines import Pipeline, record
-from tests.support.registry_server import RegistryServer
+from tests.support.registry_server import FAST_RETRIES, RegistryServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,14 +37,14 @@ def order(id_: int, user: str | None, ts: int) -> bytes:
         **layout,
         "fields": [{**f, "type": "long"} if f["name"] == "ts" else f for f in layout["fields"]],
     }
-    return encoded(plain, {"note": "n", "user": {"id": user}, "ts": ts * (1_000 if id_ == 2 else 1)}, id_)
+    return confluent(plain, {"note": "n", "user": {"id": user}, "ts": ts * (1_000 if id_ == 2 else 1)}, id_)
 
 
 def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str, tmp_path: Path) -> None:
     with RegistryServer() as registry:
         registry.add(1, FIRST)
         registry.add(2, SECOND)
-        spec = AvroSpec("confluent", registry.url, tuple((FAST | {"max.retries": "1"}).items()))
+        spec = AvroSpec("confluent", registry.url, tuple((FAST_RETRIES | {"max.retries": "1"}).items()))
         keys = KeySpec("avro", ("user.id",), "ts", "ms", spec)
         pipeline = Pipeline(bootstrap, tmp_path, "avro", stamp="none", output_key="preserve", keys=keys)
         first = [
@@ -76,7 +76,7 @@ def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str
         pipeline.publish(record(value) for value in second)
         with pytest.raises(RegistryError, match=r"avro\.registry = http://127.0.0.1.*HTTP 503"):
             pipeline.run_once()
-        assert registry.asked.count("/schemas/ids/3") >= 4, "Spark tries a task again"
+        assert registry.requests.count("/schemas/ids/3") >= 4, "Spark tries a task again"
         assert Cluster(bootstrap).committed("avro", [("avro", 0)]) == {("avro", 0): len(first)}
         assert pipeline.values(Route.ERROR) == first[4:]
 

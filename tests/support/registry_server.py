@@ -1,4 +1,4 @@
-"""A schema registry for tests: the REST paths that are read, over a real socket, and ways to fail."""
+"""A schema registry for tests: the REST paths that readers use, on a real socket, and ways to fail."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 
 Reference = Mapping[str, str | int]
 
+FAST_RETRIES = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}  # avro.options
+
 
 class RegistryServer:
-    """Serves GET /schemas/ids/ID and /subjects/SUBJECT/versions/VERSION as Confluent's registry answers them.
+    """Serves GET /schemas/ids/ID and /subjects/SUBJECT/versions/VERSION like Confluent's registry.
 
-    ``fail_with``: HTTP statuses to answer the next requests with, in order; 0 hangs until the server ends.
-    ``users``: name -> password; empty: everybody may ask.
+    ``fail_with``: the HTTP statuses of the next responses, in order; 0 hangs until the server is closed.
+    ``users``: name -> password; empty: no password is needed. ``late``: id -> how many requests for it are
+    answered with "not found" first. ``requests``: the paths of all requests so far.
     """
 
     def __init__(self) -> None:
@@ -24,8 +27,8 @@ class RegistryServer:
         self.subjects: dict[tuple[str, int], dict[str, Any]] = {}
         self.fail_with: list[int] = []
         self.users: dict[str, str] = {}
-        self.late: dict[int, int] = {}  # id -> requests until it is known
-        self.asked: list[str] = []
+        self.late: dict[int, int] = {}
+        self.requests: list[str] = []
         self._ending = threading.Event()
         handler = type("Handler", (_Handler,), {"registry": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -34,6 +37,7 @@ class RegistryServer:
 
     @property
     def url(self) -> str:
+        """The address to put into avro.registry."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def add(self, id_: int, schema: object, references: tuple[Reference, ...] = (), **more: str) -> None:
@@ -43,9 +47,9 @@ class RegistryServer:
             self.schemas[id_]["references"] = list(references)
         self.subjects[f"s{id_}", 1] = {"subject": f"s{id_}", "version": 1, "id": id_} | self.schemas[id_]
 
-    def answer(self, path: str, authorization: str | None) -> tuple[int, object] | None:
-        """Status and JSON for a request; None: never answer."""
-        self.asked.append(path)
+    def respond(self, path: str, authorization: str | None) -> tuple[int, object] | None:
+        """Status and JSON body of the response to a request. None: never respond."""
+        self.requests.append(path)
         if self.fail_with:
             status = self.fail_with.pop(0)
             if not status:
@@ -88,11 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        answer = self.registry.answer(self.path, self.headers["Authorization"])
-        if answer is None:
+        response = self.registry.respond(self.path, self.headers["Authorization"])
+        if response is None:
             self.close_connection = True
             return
-        status, body = answer
+        status, body = response
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")

@@ -1,1 +1,1 @@
-"""Avro values, and the schemas that they need."""
+"""The "avro" format: reading values, and finding the schemas that wrote them."""

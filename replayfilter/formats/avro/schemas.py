@@ -1,4 +1,4 @@
-"""Where schemas come from: a registry, or the texts that the configuration names."""
+"""Finds writers' schemas: in a registry, or among the schema files of the configuration."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from replayfilter.formats.spec import AvroSpec
 
 
 class Schemas(Protocol):
-    """Finds schemas by what stands before a value: an id, a fingerprint, or nothing (0)."""
+    """Finds a schema by the reference in front of a value: an id, a fingerprint, or none (0)."""
 
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
-        """The schema of each ref, or why there is none. Raises :class:`RegistryError`."""
+        """The schema of each reference, or why it can't be used. Raises :class:`RegistryError`."""
 
 
 def schemas_of(spec: AvroSpec) -> Schemas:
-    """Where the spec says that schemas are; raises :class:`ConfigError`."""
+    """The source of schemas that the spec names. Raises :class:`ConfigError`."""
     if spec.encoding == "confluent":
-        # Its client takes half a second to import, which other encodings need not wait for.
+        # The import of the registry's client takes half a second; other encodings don't need it.
         from replayfilter.formats.avro.registry import Registry
 
         return Registry(spec.registry, dict(spec.options))
@@ -31,16 +31,17 @@ def schemas_of(spec: AvroSpec) -> Schemas:
 
 
 class KnownSchemas:
-    """Schemas whose texts are at hand: by fingerprint, or one for all values."""
+    """Schemas given as text: found by fingerprint, or a single one for all values."""
 
     def __init__(self, texts: Iterable[str], by_fingerprint: bool) -> None:
         self._by_fingerprint = by_fingerprint
         try:
             self._schemas = {fingerprint_of(text) if by_fingerprint else 0: text for text in texts}
         except SchemaError as error:
-            raise ConfigError([f"avro.schemas: {error}; mend the file"]) from None
+            raise ConfigError([f"avro.schemas: {error}; correct the file"]) from None
 
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
+        """The schema of each reference, or why there is none."""
         return {
             ref: (self._schemas[ref],)
             if ref in self._schemas
@@ -57,6 +58,6 @@ def fingerprint_of(text: str) -> int:
     """
     try:
         crc = fingerprint(to_parsing_canonical_form(json.loads(text)), "CRC-64-AVRO")
-    except Exception as error:  # fastavro meets wrong schemas with whatever Python says to them
+    except Exception as error:  # fastavro raises any Python error for a wrong schema
         raise SchemaError.of(error) from None
     return int.from_bytes(bytes.fromhex(crc), "little")

@@ -1,17 +1,18 @@
-"""A writer's schema, cut to what is asked for: fastavro then reads the same bytes with less work.
+"""Reduces a writer's schema to the fields that are needed, so that fastavro decodes values faster.
 
-A *shape* has the wire format of its schema. Fields that nobody asked for become the cheapest type of the same
-bytes (text is not decoded, dates and decimals are not made); those asked for keep theirs, with logical
-types in a form that keys can be made of:
+The reduced schema, called a *shape*, has the same wire format as the original. A field that is not needed
+gets the cheapest type with the same bytes: text is not decoded, dates and decimals are not built. A needed
+field keeps its type, and logical types are read in a form that dedup keys and expiry keys can be made of:
 
-- timestamps, local ones too (as if UTC), and dates (midnight): :class:`Instant`, whatever their precision;
-- decimals: exact numbers; fastavro's own reader rounds them to the schema's precision;
-- uuid: text in small letters, whether it was written as text or as 16 bytes;
-- other logical types: what they are made of.
+- timestamps, local ones too (taken as UTC), and dates (midnight): an :class:`Instant`, for all precisions;
+- decimals: exact numbers (fastavro's own reader rounds them to the schema's precision);
+- uuid: text in lower case, whether it was written as text or as 16 bytes;
+- other logical types: the underlying type.
 
-fastavro's compiled decoder overflows the C stack on deeply nested values of recursive schemas, which ends
-the process, and counts to 2**63 for arrays of items without bytes. So recursive schemas are read by its
-Python decoder (around 150 levels), and schemas with such arrays are refused.
+fastavro's compiled decoder has two weaknesses. It overflows the C stack on deeply nested values of recursive
+schemas, which ends the process; recursive schemas are therefore read by fastavro's Python decoder (up to
+about 150 levels). And it loops up to 2**63 times over an array whose items take no bytes; schemas with such
+arrays are therefore refused.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from fastavro.schema import parse_schema
 from replayfilter.formats.expiry_keys import Instant
 
 Definition = tuple[str, ...]
-"""A schema as JSON texts: the types that it refers to, then its own."""
+"""A schema as JSON texts: first the types that it refers to, then the schema itself."""
 
 Want = dict[str, "Want"]
-"""Which members are asked for, by name; an empty one asks for the whole value."""
+"""The members that are needed, by name. An empty dict means the whole value."""
 
 _MICRO, _MILLI, _DAY = 10**3, 10**6, 86_400 * 10**9  # in ns
 _NS = {
@@ -52,12 +53,12 @@ _DECIMAL_BYTES = 1_785  # 4,300 digits, as in JSON
 
 
 class SchemaError(ValueError):
-    """A schema that values can't be read with; the message says why."""
+    """A schema that can't be used; the message says why."""
 
     @classmethod
     def of(cls, error: Exception) -> SchemaError:
-        """From what fastavro, or json, said to a text."""
-        return cls(f"it is no Avro schema ({type(error).__name__}: {str(error)[:200]})")
+        """From an error that fastavro or json raised for the schema's text."""
+        return cls(f"not an Avro schema ({type(error).__name__}: {str(error)[:200]})")
 
 
 class Shape(NamedTuple):
@@ -68,7 +69,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(definition: Definition, want: Want) -> Shape:
-    """The shape of a schema; raises :class:`SchemaError`.
+    """The shape of a schema. Raises :class:`SchemaError`.
 
     >>> schema = '{"type": "record", "name": "E", "fields": [{"name": "id", "type": "string"}]}'
     >>> shape_of((schema,), {"id": {}}).read(BytesIO(bytes.fromhex("02 61")))
@@ -79,31 +80,31 @@ def shape_of(definition: Definition, want: Want) -> Shape:
         parsed: Any = None
         for text in definition:
             parsed = parse_schema(json.loads(text), named_schemas=types)
-        cutter = _Cutter(types)
-        schema = parse_schema(cutter.cut(parsed, want))
+        reducer = _Reducer(types)
+        schema = parse_schema(reducer.reduce(parsed, want))
     except SchemaError:
         raise
-    except Exception as error:  # fastavro meets wrong schemas with whatever Python says to them
+    except Exception as error:  # fastavro raises any Python error for a wrong schema
         raise SchemaError.of(error) from None
-    read = fastavro._read_py.schemaless_reader if cutter.recursive else fastavro.schemaless_reader
+    read = fastavro._read_py.schemaless_reader if reducer.recursive else fastavro.schemaless_reader
     name = parsed["name"] if isinstance(parsed, dict) and "name" in parsed else "without a name"
     return Shape(str(name), lambda stream: read(stream, schema, None))
 
 
-class _Cutter:
-    """Makes the shape of one schema; ``types`` are its named types as fastavro parsed them."""
+class _Reducer:
+    """Builds the shape of one schema; ``types`` are its named types as fastavro parsed them."""
 
     def __init__(self, types: dict[str, Any]) -> None:
         self.recursive = False
         self._types = types
         self._names: dict[tuple[str, str], str] = {}
-        self._open: set[str] = set()
-        self._nothing: dict[str, bool] = {}
+        self._unfinished: set[str] = set()
+        self._without_bytes: dict[str, bool] = {}
 
-    def cut(self, node: Any, want: Want | None) -> Any:
-        """The shape of a node; ``want`` None: to be passed over."""
+    def reduce(self, node: Any, want: Want | None) -> Any:
+        """The shape of a node. ``want`` is None for a node that is skipped."""
         if isinstance(node, list):
-            return [self.cut(branch, want) for branch in node]
+            return [self.reduce(branch, want) for branch in node]
         if isinstance(node, str):
             if node in _PRIMITIVES:
                 return "bytes" if node == "string" and want is None else node
@@ -112,15 +113,15 @@ class _Cutter:
         if kind in (*_RECORDS, "enum", "fixed"):
             return self._named(node, want)
         if kind == "array":
-            if self._takes_nothing(node["items"]):
+            if self._takes_no_bytes(node["items"]):
                 raise SchemaError(
-                    "it has an array whose items take no bytes, so a value of a few could fill any memory"
+                    "it has an array whose items take no bytes: a short value could fill all memory"
                 )
-            return {"type": "array", "items": self.cut(node["items"], None if want else want)}
+            return {"type": "array", "items": self.reduce(node["items"], None if want else want)}
         if kind == "map":
-            return {"type": "map", "values": self.cut(node["values"], None if want is None else {})}
+            return {"type": "map", "values": self.reduce(node["values"], None if want is None else {})}
         if want is None or "logicalType" not in node:
-            return self.cut(kind, want)
+            return self.reduce(kind, want)
         return self._logical(node, kind)
 
     def _logical(self, node: dict[str, Any], kind: Any) -> Any:
@@ -131,7 +132,7 @@ class _Cutter:
             return {"type": kind, "logicalType": "rf-decimal", "rf-scale": node.get("scale", 0)}
         if (kind, logical) == ("string", "uuid"):
             return {"type": kind, "logicalType": "rf-uuid"}
-        return self.cut(kind, {})
+        return self.reduce(kind, {})
 
     def _named(self, node: dict[str, Any], want: Want | None) -> Any:
         if node["type"] == "enum":
@@ -140,21 +141,21 @@ class _Cutter:
             return {"type": "int", "logicalType": "rf-enum", "rf-symbols": node["symbols"]}
         key = node["name"], json.dumps(want)
         if key in self._names:
-            self.recursive |= self._names[key] in self._open
+            self.recursive |= self._names[key] in self._unfinished
             return self._names[key]
         name = self._names[key] = f"R{len(self._names)}"
         if node["type"] == "fixed":
             return self._fixed(node, name, want)
-        self._open.add(name)
+        self._unfinished.add(name)
         fields = []
         for number, field in enumerate(node["fields"]):
             kept = want is not None and (not want or field["name"] in want)
             inner = want.get(field["name"], {}) if want is not None and kept else None
-            # A name that no schema can have: what is passed over must not hide a field of the same name.
+            # No schema can have this name, so a skipped field can't hide a field that is needed.
             fields.append(
-                {"name": field["name"] if kept else f"~{number}", "type": self.cut(field["type"], inner)}
+                {"name": field["name"] if kept else f"~{number}", "type": self.reduce(field["type"], inner)}
             )
-        self._open.remove(name)
+        self._unfinished.remove(name)
         return {"type": "record", "name": name, "fields": fields}
 
     def _fixed(self, node: dict[str, Any], name: str, want: Want | None) -> dict[str, Any]:
@@ -169,25 +170,28 @@ class _Cutter:
                 return shape | {"logicalType": "rf-uuid"}
         return shape
 
-    def _takes_nothing(self, node: Any) -> bool:
-        """Whether a value of this type is no bytes long."""
+    def _takes_no_bytes(self, node: Any) -> bool:
+        """Whether a value of this type takes no bytes."""
         if isinstance(node, list):
             return False
         if isinstance(node, str):
-            return node == "null" if node in _PRIMITIVES else self._takes_nothing(self._types[node])
+            return node == "null" if node in _PRIMITIVES else self._takes_no_bytes(self._types[node])
         kind = node["type"]
         if kind in _RECORDS:
             name = node["name"]
-            if name not in self._nothing:
-                self._nothing[name] = True  # of a record within itself: it then has no values at all
-                self._nothing[name] = all(self._takes_nothing(field["type"]) for field in node["fields"])
-            return self._nothing[name]
+            if name not in self._without_bytes:
+                # True while the fields are checked: a record that contains itself has no values at all.
+                self._without_bytes[name] = True
+                self._without_bytes[name] = all(
+                    self._takes_no_bytes(field["type"]) for field in node["fields"]
+                )
+            return self._without_bytes[name]
         if kind == "fixed":
             return bool(node["size"] == 0)
-        return kind not in ("array", "map", "enum") and self._takes_nothing(kind)
+        return kind not in ("array", "map", "enum") and self._takes_no_bytes(kind)
 
 
-# ---- readers of logical types; fastavro calls them with (value, the writer's type, the reader's) ---------
+# ---- readers of logical types: fastavro calls them with (value, writer's type, reader's type) -----------
 
 
 def _read_instant(value: int, node: Any, _: object) -> Instant:
@@ -196,7 +200,7 @@ def _read_instant(value: int, node: Any, _: object) -> Instant:
 
 def _read_decimal(value: bytes, node: Any, _: object) -> Decimal:
     if len(value) > _DECIMAL_BYTES:
-        raise ValueError(f"a decimal of {len(value)} bytes, at most {_DECIMAL_BYTES} can be read")
+        raise ValueError(f"a decimal of {len(value)} bytes, but at most {_DECIMAL_BYTES} can be read")
     return Decimal(int.from_bytes(value, signed=True)).scaleb(-node["rf-scale"], _EXACT)
 
 

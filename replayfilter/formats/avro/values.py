@@ -1,11 +1,11 @@
-"""Avro values: each is read by the schema that its writer used, and of that only what is asked for.
+"""The "avro" format: reads values with the schema that wrote them, but only the configured fields.
 
-- A path leads through records and maps, and through unions with null. What the writer's schema does not have
-  is missing, which is not null; defaults that other schemas give a field don't count.
+- A path leads through records, maps and unions with null. A field that the writer's schema doesn't have is
+  missing, which differs from null. Defaults of other schemas are not used.
 - A value must end where its schema says.
-- Limits: values of recursive schemas nest around 150 levels, decimals have 4,300 digits.
+- Limits: about 150 levels of nesting for recursive schemas, decimals of 4,300 digits.
 
-avro_shape.py says what becomes of logical types, schemas.py where schemas come from.
+See shape.py for logical types and schemas.py for where schemas come from.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from replayfilter.core.digest import MISSING
 from replayfilter.formats.avro.schemas import schemas_of
 from replayfilter.formats.avro.shape import SchemaError, Shape, Want, shape_of
 from replayfilter.formats.fields import Field, look_up, outermost
-from replayfilter.formats.spec import AvroSpec, Fault, Reason, shorten
+from replayfilter.formats.spec import AvroSpec, Reason, RecordError, shorten
 
-_REFUSALS = (EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error)
+_DECODE_ERRORS = (EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error)
 _CONFLUENT = struct.Struct(">xi")
 _SINGLE = struct.Struct("<2xQ")
 
-Prefix = tuple[int, int]  # what names the schema, and where the value begins
+Prefix = tuple[int, int]  # the reference to the schema, and the position where the value starts
 
 
 class AvroReader:
-    """Reads one column for each of ``fields`` out of Avro values; a :class:`extractor.Reader`.
+    """An :class:`extractor.Reader` of Avro values, for ``fields`` that are paths.
 
-    Calls raise :class:`RegistryError` while the registry is down.
+    A call raises :class:`RegistryError` if it needs a schema and the registry is down.
     """
 
     def __init__(self, fields: Sequence[Field], spec: AvroSpec) -> None:
@@ -45,14 +45,15 @@ class AvroReader:
         self._schemas = schemas_of(spec)
         self._shapes: dict[int, Shape | SchemaError] = {}
 
-    def __call__(self, values: Sequence[bytes | None], faults: dict[int, Fault]) -> list[list[object]]:
+    def __call__(self, values: Sequence[bytes | None], errors: dict[int, RecordError]) -> list[list[object]]:
+        """One column per path, see :class:`extractor.Reader`."""
         prefixes = [self._prefix(value) if value else None for value in values]
         shapes = self._find({prefix[0] for prefix in prefixes if prefix})
         records: list[object] = []
         for row, (value, prefix) in enumerate(zip(values, prefixes, strict=True)):
             record = self._decode(row, value, prefix, shapes)
-            if isinstance(record, Fault):
-                faults[row] = record
+            if isinstance(record, RecordError):
+                errors[row] = record
             records.append(record)
         return [self._column(records, path) for path in self._paths]
 
@@ -63,7 +64,7 @@ class AvroReader:
         unknown: dict[int, Shape | SchemaError] = {}
         for ref, schema in self._schemas.find(sorted(new)).items():
             if isinstance(schema, SchemaError):
-                unknown[ref] = schema  # may be known next time
+                unknown[ref] = schema  # not kept: the schema may be known next time
                 continue
             try:
                 self._shapes[ref] = shape_of(schema, self._want)
@@ -76,35 +77,35 @@ class AvroReader:
     ) -> object:
         if not value:
             found = "null" if value is None else "no bytes"
-            return Fault(row, Reason.EMPTY, f"value: found {found}, expected an Avro record")
+            return RecordError(row, Reason.EMPTY, f"value: found {found}, expected an Avro record")
         if prefix is None:
             message = f"value: begins with {value[:10].hex(' ')}, expected {_EXPECTED[self._encoding]}"
-            return Fault(row, Reason.AVRO_PREFIX, message)
+            return RecordError(row, Reason.AVRO_PREFIX, message)
         ref, start = prefix
         shape = shapes[ref]
         if isinstance(shape, SchemaError):
-            return Fault(row, Reason.AVRO_SCHEMA, f"value: can't be read by its schema: {shape}")
+            return RecordError(row, Reason.AVRO_SCHEMA, f"value: can't be read by its schema: {shape}")
         stream = BytesIO(value)
         stream.seek(start)
         try:
             record = shape.read(stream)
-        except _REFUSALS as error:
+        except _DECODE_ERRORS as error:
             problem = f"{_describe(error)} at byte {stream.tell()} of {len(value)}"
         else:
             if stream.tell() == len(value):
                 if isinstance(record, dict):
                     return record
-                return Fault(row, Reason.NOT_OBJECT, f"value: schema {shape.name} is of no record")
+                return RecordError(row, Reason.NOT_OBJECT, f"value: {shape.name} is not a record schema")
             problem = f"ends at byte {stream.tell()} of {len(value)}"
         message = (
             f"value: {problem}; expected a value of schema {shape.name}, near {shorten(value[start:], 40)}"
         )
-        return Fault(row, Reason.AVRO, message)
+        return RecordError(row, Reason.AVRO, message)
 
     def _column(self, records: list[object], path: tuple[str, ...]) -> list[object]:
         if len(path) == 1:
             (name,) = path
-            # An int for rows with faults, so that a bad record does not make the whole batch slow.
+            # With an int for rows with errors the column stays on the fast path.
             return [record.get(name, MISSING) if type(record) is dict else 0 for record in records]
         return [look_up(record, path) if type(record) is dict else 0 for record in records]
 

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any
 
 import pytest
 
-from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import producer_id
 from replayfilter.formats import KeySpec
 from replayfilter.service.config.model import Config
-from replayfilter.service.runtime.checkpoint import identity_of
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import Findings
-from replayfilter.spark.pipeline_settings import Output, PipelineSettings
-from tests.support.paths import ROOT
-
-EXAMPLE = ROOT / "examples" / "orders.toml"
-
-
-def planned(**sections: dict[str, Any]) -> PipelineSettings:
-    data = tomllib.loads(EXAMPLE.read_text())
-    for section, keys in sections.items():
-        data.setdefault(section, {}).update(keys)
-    config = Config(**data)
-    identity = identity_of(config, "cluster", {"orders": "id"}, cores=3, kept=None)
-    partitions = dict.fromkeys([*config.input.topics, *config.output_topics().values()], 5)
-    return pipeline_settings_of(config, Findings([], identity=identity, partitions=partitions))
+from replayfilter.spark.pipeline_settings import Output
+from tests.support.example_plan import EXAMPLE, settings_with
 
 
 def test_the_example() -> None:
-    plan = planned(service={"checkpoint": "file:/var/with%20space/orders"})
+    plan = settings_with(service={"checkpoint": "file:/var/with%20space/orders"})
     assert plan.checkpoint == "file:/var/with space/orders/spark"
     assert plan.keys == KeySpec("json", ("event_id",), "ts", "ms")
     assert plan.rules == Rules()
@@ -50,7 +36,7 @@ def test_the_example() -> None:
 
 def test_every_setting_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RF_TEST_PASSWORD", "hunter2")
-    plan = planned(
+    plan = settings_with(
         service={"shards": 7, "master": "local[9]", "batch_records": 11, "batch_bytes": "3MB"},
         kafka={"options": {"sasl.password": "${RF_TEST_PASSWORD}"}},
         input={"stamp": "header", "starting": "latest", "format": "raw"},
@@ -73,7 +59,7 @@ def test_every_setting_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_dedup_nothing_can_expire() -> None:
-    plan = planned(dedup={"enabled": False})
+    plan = settings_with(dedup={"enabled": False})
     assert plan.keys.key == ()
     assert plan.keys.expiry_key is None
     assert (plan.rules.dedup, plan.rules.clock) == (False, "none")
