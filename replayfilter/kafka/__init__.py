@@ -1,1 +1,1 @@
-"""What talks to Kafka: stamping producer, filtering consumer, lanes, and what an administrator asks."""
+"""Kafka access: settings, topics and offsets, bounded reads, and exactly-once delivery through lanes."""

@@ -1,6 +1,6 @@
-"""What the service asks a cluster at start: is it there, which topics has it, how far were they delivered.
+"""Questions to a Kafka cluster: its id, topics and settings, and the offsets of partitions and groups.
 
-Every question has a time limit, and an answer in words when nobody answers:
+Each question has a time limit, and a :class:`BrokerError` that says what to do when nobody answers:
 
     cluster = Cluster("localhost:9092")
     cluster.id                                   # raises BrokerError
@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from confluent_kafka import (
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -27,13 +26,14 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from replayfilter.errors import BrokerError, ConfigError
-from replayfilter.kafka.chunk import InputPartition
-from replayfilter.kafka.client_settings import client_settings
+from replayfilter.core.input_partition import InputPartition
+from replayfilter.errors import BrokerError
+from replayfilter.kafka.client_settings import client_settings, refused_setting
+from replayfilter.kafka.offsets import GroupOffsets
 
 ANSWER_LIMIT_S = 10.0  # a cluster that is up answers in milliseconds; longer only keeps the user waiting
-BROKER_DEFAULT = -1  # replication factor: what the broker has as its default
-LEADER_POLL_S = 0.02  # between two looks at a new topic; leaders are there after about 50 ms
+BROKER_DEFAULT = -1  # the replication factor that the broker is configured with
+LEADER_POLL_S = 0.02  # a new topic has its leaders after about 50 ms
 
 _UNREACHABLE = {
     KafkaError._TIMED_OUT,
@@ -41,16 +41,12 @@ _UNREACHABLE = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
 }
-_COORDINATOR_STARTS = {  # asked again: at a cluster's first use its coordinator is still being made
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-}
+_UNSTABLE = {KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT}
 
-_UNSETTLED = (
-    "the offsets of group {group!r} are not settled: a transaction that moves them is open, perhaps of a "
-    "service that was killed in a delivery; start the service again, which ends it, or wait 5 minutes for "
-    "Kafka to"
+_OPEN_TRANSACTION = (
+    "the offsets of group {group!r} can't be read yet, since a transaction that moves them is open, perhaps "
+    "of a service that was killed during a delivery; start the service again, which ends the transaction, or "
+    "wait 5 minutes until Kafka does"
 )
 
 _URL_SAFE = str.maketrans("+/", "-_")
@@ -67,9 +63,8 @@ class Topic(NamedTuple):
 class Cluster:
     """A Kafka cluster as an administrator sees it.
 
-    ``options`` are the user's client settings in Kafka's own names. Every question raises
-    :class:`BrokerError` if it isn't answered within ``limit`` seconds. ``admin``: the client to ask with, if
-    there is one already.
+    ``options`` are the user's client settings in Kafka's own names. Every method raises :class:`BrokerError`
+    if there is no answer within ``limit`` seconds. ``admin`` is an admin client to use instead of a new one.
     """
 
     def __init__(
@@ -81,23 +76,21 @@ class Cluster:
     ) -> None:
         self.bootstrap = bootstrap
         self._limit = limit
-        # its log would print once a second what every question raises in words
+        # every failure is raised; the client's log would repeat it once per second
         self._settings = client_settings(bootstrap, options) | {"log_level": 0}
         try:
-            self._admin = AdminClient(self._settings) if admin is None else admin  # empty, so false
+            self._admin = AdminClient(self._settings) if admin is None else admin  # not `or`: its length is 0
         except KafkaException as error:
-            raise ConfigError(
-                [f"kafka.options has a setting that the client refuses: {error.args[0].str()}; correct it"]
-            ) from error
+            raise refused_setting(error) from error
 
     @property
     def id(self) -> str:
-        """The cluster's id; also the way to find out that it can be reached."""
+        """The cluster's id; also the way to check that it can be reached."""
         answer = self._answer(self._admin.describe_cluster(request_timeout=self._limit), "its id")
         return str(answer.cluster_id)
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of the named topics that exist."""
+        """The named topics that exist."""
         wanted = list(names)
         if not wanted:
             return {}
@@ -110,12 +103,12 @@ class Cluster:
                 if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
                 raise
-            # Kafka writes ids in the URL-safe alphabet, librdkafka doesn't
+            # Kafka's tools write ids in URL-safe base64, librdkafka in plain base64
             found[name] = Topic(str(answer.topic_id).translate(_URL_SAFE), len(answer.partitions))
         return found
 
     def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """The settings in force of each named topic, the broker's defaults among them."""
+        """All settings of each named topic, including those that it has from the broker's defaults."""
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         futures = self._admin.describe_configs(asked, request_timeout=self._limit) if asked else {}
         return {
@@ -132,9 +125,9 @@ class Cluster:
         replication: int = BROKER_DEFAULT,
         settings: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Create those topics that are missing, with these partition counts; returns which they were.
+        """Create the missing topics with these partition counts; returns their names.
 
-        Returns once they can be written to. Existing topics are left as they are.
+        Returns when they can be written to. Existing topics stay as they are.
         """
         missing = [name for name in partitions if name not in self.topics(partitions)]
         config = dict(settings or {})
@@ -146,66 +139,44 @@ class Cluster:
                 self._answer(future, f"the creation of topic {name!r} with {partitions[name]} partitions")
                 created.append(name)
             except BrokerError as error:
-                if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was faster
+                if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # another process was faster
                     raise
         self._await_leaders(created)
         return created
 
     def committed(
-        self, group: str, sources: Iterable[InputPartition], settled: bool = True
+        self, group: str, partitions: Iterable[InputPartition], *, stable: bool = True
     ) -> dict[InputPartition, int]:
-        """The group's next offsets; sources for which it has none are left out.
+        """The group's next offsets; partitions that have none are left out.
 
-        ``settled``: wait until no transaction is open that may move them, which for one that a killed
-        service left is until the service starts again. Else what is committed now.
+        With ``stable`` it waits until no open transaction may move them. A transaction that a killed service
+        left behind stays open until the service starts again; without ``stable`` it is ignored.
         """
-        sources = list(sources)
-        asked = [TopicPartition(topic, number) for topic, number in sources]
-        if not asked:
+        partitions = list(partitions)
+        if not partitions:
             return {}
-        question = f"the committed offsets of group {group!r}"
-        isolation = "read_committed" if settled else "read_uncommitted"
-        # Not asked through the admin client: while the coordinator of a new cluster starts, librdkafka 2.16
-        # ends the process there with a segmentation fault, in half of all cases.
-        consumer = Consumer(self._settings | {"group.id": group, "isolation.level": isolation})
+        offsets = GroupOffsets(self._settings, group, stable=stable)
         try:
-            found = self._ask_offsets(consumer, asked)
+            return offsets.read(partitions, self._limit)
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
         finally:
-            consumer.close()
-        if isinstance(found, KafkaError):
-            if settled and found.code() == KafkaError._TIMED_OUT:
-                self.committed(group, sources, settled=False)  # raises if the broker is away
-                raise BrokerError(_UNSETTLED.format(group=group))
-            raise _broker_error(found, self.bootstrap, question)
-        fault = next((at.error for at in found if at.error is not None), None)
-        if fault is not None:
-            raise _broker_error(fault, self.bootstrap, question)
-        return {(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
+            offsets.close()
+        if stable and reason.code() in _UNSTABLE:
+            self.committed(group, partitions, stable=False)  # raises if the broker is away
+            raise BrokerError(_OPEN_TRANSACTION.format(group=group))
+        raise _broker_error(reason, self.bootstrap, f"the committed offsets of group {group!r}")
 
-    def _ask_offsets(
-        self, consumer: Consumer, asked: list[TopicPartition]
-    ) -> list[TopicPartition] | KafkaError:
-        """Ask for the group's offsets until they are told, or why they are not."""
-        deadline = time.monotonic() + self._limit
-        while True:
-            try:
-                return consumer.committed(asked, timeout=self._limit)
-            except KafkaException as error:
-                fault: KafkaError = error.args[0]
-            if fault.code() not in _COORDINATOR_STARTS or time.monotonic() > deadline:
-                return fault
-            time.sleep(LEADER_POLL_S)
+    def beginning_offsets(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
+        """The first offset that each partition still holds."""
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # not in its stubs
 
-    def begins(self, sources: Iterable[InputPartition]) -> dict[InputPartition, int]:
-        """The first offset that each input partition still holds."""
-        return self._offsets(sources, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # not in its stubs
+    def end_offsets(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
+        """The offset after the last record of each partition that a read_committed consumer can read now."""
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # not in its stubs
 
-    def ends(self, sources: Iterable[InputPartition]) -> dict[InputPartition, int]:
-        """The offset after the last record that a read_committed reader can see now."""
-        return self._offsets(sources, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # not in its stubs
-
-    def _offsets(self, sources: Iterable[InputPartition], spec: OffsetSpec) -> dict[InputPartition, int]:
-        asked = {TopicPartition(topic, number): spec for topic, number in sources}
+    def _offsets(self, partitions: Iterable[InputPartition], spec: OffsetSpec) -> dict[InputPartition, int]:
+        asked = {TopicPartition(topic, number): spec for topic, number in partitions}
         if not asked:
             return {}
         futures = self._admin.list_offsets(
@@ -218,13 +189,15 @@ class Cluster:
         return found
 
     def _await_leaders(self, names: list[str]) -> None:
-        """A new topic is known a little before it has leaders; until then it can't be written to."""
+        """Wait until new topics have leaders: a topic exists a little before it can be written to."""
         deadline = time.monotonic() + self._limit
         while True:
             made = self.topics(names)
-            sources = [(name, number) for name, topic in made.items() for number in range(topic.partitions)]
+            partitions = [
+                (name, number) for name, topic in made.items() for number in range(topic.partitions)
+            ]
             try:
-                self.ends(sources)
+                self.end_offsets(partitions)
             except BrokerError:
                 if time.monotonic() > deadline:
                     raise
@@ -242,16 +215,16 @@ class Cluster:
             raise _broker_error(KafkaError(KafkaError._TIMED_OUT), self.bootstrap, question) from error
 
 
-def _broker_error(fault: KafkaError, bootstrap: str, question: str) -> BrokerError:
-    if fault.code() in _UNREACHABLE:
+def _broker_error(error: KafkaError, bootstrap: str, question: str) -> BrokerError:
+    if error.code() in _UNREACHABLE:
         return BrokerError(
             f"no Kafka broker answered at {bootstrap} when asked for {question}: start one there (for "
             "development `replayfilter broker`), or correct kafka.bootstrap and the security settings in "
             "[kafka.options]"
         )
     return BrokerError(
-        f"Kafka at {bootstrap} refused {question}: {fault.str()}; correct the config, or grant the right "
-        "that is missing"
+        f"Kafka at {bootstrap} refused {question}: {error.str()}; correct the config, or grant the "
+        "missing permission"
     )
 
 

@@ -1,8 +1,8 @@
 """Client settings for librdkafka, from the user's ``[kafka.options]`` in Kafka's own names.
 
-Kafka's own names are those of its Java client: Spark's source takes them as they are, and
-:func:`client_settings` turns the few that librdkafka calls otherwise. What exactly-once delivery
-rests on can't be set: that is refused with the reason, before anything connects.
+Kafka's own names are those of its Java client. Spark's source takes them as they are;
+:func:`client_settings` translates the few that have another name in librdkafka. Settings that exactly-once
+delivery depends on can't be changed: they are refused with the reason before anything connects.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # `replayfilter check` reads this module and is fast because 
 
 Settings = dict[str, str | int | float | bool]
 
-# Why each of these is not the user's to choose.
-_OURS = {
+# The reason why each of these can't be set by the user.
+_RESERVED = {
     "bootstrap.servers": "set kafka.bootstrap instead",
     "group.id": "the consumer group is service.name",
     "transactional.id": "each lane's id is made from service.name; another id would not fence earlier owners",
@@ -33,9 +33,9 @@ _OURS = {
     "isolation.level": "read_uncommitted would read records of transactions that were aborted",
     "enable.auto.commit": "offsets are committed inside the delivery transactions only",
     "enable.auto.offset.store": "offsets are committed inside the delivery transactions only",
-    "enable.gapless.guarantee": "it ends a producer at a failed record, before delivery can tell which",
-    "allow.auto.create.topics": "a topic made by accident has the wrong number of partitions",
-    "delivery.report.only.error": "delivery needs the report of every failed record",
+    "enable.gapless.guarantee": "it ends a producer at a failed record before delivery can report which one",
+    "allow.auto.create.topics": "a topic created by accident has the wrong number of partitions",
+    "delivery.report.only.error": "delivery needs a report for every failed record",
 }
 _RENAMED = {  # Java's name: librdkafka's
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
@@ -59,7 +59,25 @@ _PRODUCER_ONLY = {
     "transaction.timeout.ms",
 }
 _INPUT_ONLY = {"fetch.max.wait.ms", "fetch.max.bytes", "fetch.min.bytes", "max.partition.fetch.bytes"}
-_SPARK_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # read by Spark's Java consumer alone
+_SPARK_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # only Spark's Java consumer reads them
+# Chosen by measurement: 200,000 records of 200 bytes to one partition, two cores shared with the broker.
+_LANE_DEFAULTS: Settings = {
+    "compression.type": "lz4",  # needs no more CPU than none, and a fraction of the bytes
+    "linger.ms": 20,  # for full batches; a commit flushes at once, so small transactions don't wait
+    "batch.size": 1_000_000,  # bytes; 100,000 needs twice the CPU, 16,384 four times
+    "queue.buffering.max.messages": 200_000,  # records in flight, about 300 bytes each besides the payload
+    "queue.buffering.max.kbytes": 65_536,  # payload in flight; bounds a worker's memory to about twice this
+    "message.max.bytes": 32_000_000,  # half the queue, so that every record fits; the topic sets the limit
+    "transaction.timeout.ms": 300_000,  # how long a dead owner can hold readers back
+    "delivery.timeout.ms": 120_000,  # a record that isn't acknowledged by then fails the attempt
+    "retry.backoff.ms": 10,  # the last transaction's markers take 10 ms; the default of 100 adds a wait
+}
+_LANE_PINNED: Settings = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "allow.auto.create.topics": False,
+    "delivery.report.only.error": True,
+}
 _JAAS_LOGIN = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _JAAS_MODULES = ("PlainLoginModule", "ScramLoginModule")
 
@@ -86,6 +104,11 @@ def unusable_options(options: Mapping[str, str], *, produces: bool = False) -> d
     return _translated(options, produces)[1]
 
 
+def lane_settings(bootstrap: str, options: Mapping[str, str] | None = None) -> Settings:
+    """Settings for the producers of lanes; raises :class:`ConfigError` as :func:`client_settings` does."""
+    return _LANE_DEFAULTS | client_settings(bootstrap, options, produces=True) | _LANE_PINNED
+
+
 def refused_setting(error: KafkaException) -> ConfigError:
     """The error to raise when librdkafka refuses the settings of a new client."""
     reason = error.args[0].str()
@@ -97,8 +120,8 @@ def _translated(options: Mapping[str, str], produces: bool) -> tuple[Settings, d
     settings: Settings = {}
     errors: dict[str, str] = {}
     for name, value in options.items():
-        if name in _OURS:
-            errors[name] = f"kafka.options.{name} = {value!r} can't be set: {_OURS[name]}; remove it"
+        if name in _RESERVED:
+            errors[name] = f"kafka.options.{name} = {value!r} can't be set: {_RESERVED[name]}; remove it"
         elif name in _SPARK_ONLY or name in (_INPUT_ONLY if produces else _PRODUCER_ONLY):
             continue
         else:
@@ -120,14 +143,14 @@ def _translate(name: str, value: str, options: Mapping[str, str], errors: dict[s
     if name in ("ssl.truststore.location", "ssl.keystore.location"):
         return _translate_store(name, value, options, errors)
     if name in ("ssl.truststore.type", "ssl.keystore.type", "ssl.truststore.password"):
-        return {}  # read together with the store's location; a PEM truststore has no password
+        return {}  # see _translate_store; a PEM truststore has no password
     if name == "ssl.endpoint.identification.algorithm":
-        return {name: value or "none"}  # Java turns the check off with an empty text
+        return {name: value or "none"}  # an empty value turns the check off in Java
     return {_RENAMED.get(name, name): value}
 
 
 def _translate_store(name: str, path: str, options: Mapping[str, str], errors: dict[str, str]) -> Settings:
-    """Java's key and trust stores: librdkafka reads PEM files, and PKCS#12 for the client's own key."""
+    """A Java key store or trust store: librdkafka reads PEM files, and PKCS#12 for the client's own key."""
     kind = options.get(name.replace(".location", ".type"), "JKS").upper()
     if name == "ssl.keystore.location" and kind == "PKCS12":
         return {"ssl.keystore.location": path}

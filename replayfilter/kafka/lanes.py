@@ -1,26 +1,26 @@
 """Lanes: exactly-once delivery of one task's part of a micro-batch in one Kafka transaction.
 
-A lane is a transactional id, ``<service>-<lane>``, and always carries the same input partitions.
-Everything a batch writes for them and their next input offsets (consumer group = service name) are
-committed together, so Kafka itself knows how far each input partition was delivered. One
-:class:`Lanes` lives in each worker process, and every task does:
+A lane is a transactional id, ``<service>-<lane>``, and always carries the same input partitions. Everything
+that a batch writes for them is committed together with their next input offsets, in the consumer group that
+is named like the service. So Kafka itself knows how far each input partition was delivered. Each worker
+process has one :class:`Lanes`, and every task does this:
 
-    with lanes.open(lane, sources) as delivery:        # (1) own the lane, so that earlier owners are fenced
-        delivery.committed(source)                     # (2) read after owning; (3) rows below it are left out
-        delivery.write(Run(source, offsets, topics, partitions, keys, values, timestamps_ms, headers))
-        stats = delivery.commit({source: next_offset})  # (4) outputs and offsets, or nothing at all
+    with lanes.open(lane, partitions) as delivery:      # (1) own the lane: earlier owners are fenced
+        delivery.committed(partition)                   # (2) read the offsets, after (1)
+        delivery.write(chunk)                           # (3) leaves out records below those offsets
+        stats = delivery.commit({partition: next_offset})   # (4) records and offsets, or nothing
 
-A ``source`` is an input partition ``(topic, partition)``. Leaving the block without :meth:`Delivery.commit`
-aborts. Every failure is a :class:`~replayfilter.errors.DeliveryError`: try the whole task again.
+Leaving the block without :meth:`Delivery.commit` aborts. Every failure is a
+:class:`~replayfilter.errors.DeliveryError`, after which the whole task may be tried again.
 
-Why that is enough. Kafka lets a commit through only if nobody initialised the same id since (1), and
-whoever did so before can't commit after. So nothing was delivered between (2) and (4) by anybody else.
+Why this is enough: Kafka accepts a commit only if nobody has initialised the same id since (1), and whoever
+initialised it before (1) can't commit afterwards. Nothing was delivered by anyone else between (2) and (4).
 
-A producer kept from an earlier batch skips (1) and (2): if its commit succeeds then it was the owner all
-along, and the offsets it committed last are still the right ones. If it was fenced in between, it can't
-commit, whatever it left out. To find that out before the task's rows have been used up, ``open`` sends
-the offsets it committed last once more: a fenced producer is told so there, in about 2 ms, is thrown away,
-and the task starts again at (1). A fence that comes later costs the attempt, never a record.
+A producer that is kept from an earlier batch skips (1) and (2). If its commit succeeds, it has been the
+owner all along, and the offsets that it committed last are still right. If it was fenced in between, it
+can't commit, whatever it left out. To notice that before the task has used up its rows, ``open`` sends the
+offsets that it committed last once more, which takes about 2 ms and fails for a fenced producer. Such a
+producer is dropped, and the task starts again at (1). A fence after that costs the attempt, but no record.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from replayfilter.errors import ConfigError, DeliveryError
-from replayfilter.kafka.chunk import FIRST_MS, Chunk, InputPartition
-from replayfilter.kafka.client_settings import Settings, client_settings
+from replayfilter.core.input_partition import InputPartition
+from replayfilter.errors import DeliveryError
+from replayfilter.kafka.chunk import FIRST_MS, Chunk
+from replayfilter.kafka.client_settings import client_settings, lane_settings, refused_setting
 from replayfilter.kafka.offsets import GroupOffsets
 from replayfilter.kafka.refusals import Refusals
 from replayfilter.kafka.transactions import (
@@ -52,117 +53,113 @@ from replayfilter.kafka.transactions import (
     unwrap_fatal,
 )
 
-TAKEOVERS_MAX = 3  # producers one open() uses up before it gives in to another task that keeps fencing it
-DECIDED_LIMIT_S = 2.0  # after a failed commit, for the offsets to say whether it went through all the same
-SETTLE_S = 0.08  # a new producer connects in the background; asked earlier, it waits 500 ms instead
-FLUSH_STEP_S = 1.0  # between two looks at failed records while the last ones are sent
-QUEUE_FULL_WAIT_S = 0.1  # a full queue drains in the background; poll returns when something was sent
+TAKEOVERS_MAX = 3  # takeovers that one open() tries while another task keeps fencing the lane
+OUTCOME_LIMIT_S = 2.0  # after a failed commit, to read from the offsets whether it went through after all
+CONNECT_S = 0.08  # a new producer connects in the background; init_transactions before that takes 500 ms
+FLUSH_STEP_S = 1.0  # failed records are noticed at this interval while the last ones are sent
+QUEUE_FULL_WAIT_S = 0.1  # a full queue empties in the background; poll returns when something was sent
 
-# Chosen by measurement: 200,000 records of 200 bytes to one partition, 2 cores with the broker on them.
-_PRODUCER: Settings = {
-    "compression.type": "lz4",  # no more CPU than none, a fraction of the bytes
-    "linger.ms": 20,  # full batches; a commit flushes at once, so a small transaction doesn't wait
-    "batch.size": 1_000_000,  # bytes; 100,000 cost twice the CPU, 16,384 four times
-    "queue.buffering.max.messages": 200_000,  # records in flight, about 300 bytes each besides the payload
-    "queue.buffering.max.kbytes": 65_536,  # payload in flight: bounds a worker's memory to about twice this
-    "message.max.bytes": 32_000_000,  # half the queue, so that each record fits; the topic decides
-    "transaction.timeout.ms": 300_000,  # a dead owner holds readers back at most this long
-    "delivery.timeout.ms": 120_000,  # a record that isn't acknowledged by then fails the attempt
-    "retry.backoff.ms": 10,  # the markers of the last transaction take 10 ms; 100 (default) would wait it out
-}
-_PINNED: Settings = {
-    "enable.idempotence": True,
-    "acks": "all",
-    "allow.auto.create.topics": False,
-    "delivery.report.only.error": True,
-}
-# librdkafka reports each fenced producer as fatal, and here that is everyday life: whoever wants to
-# see its log configures this logger.
+# librdkafka logs every fenced producer as a fatal error, but here fences are normal. To see its log,
+# configure this logger.
 _log = logging.getLogger("replayfilter.librdkafka")
 _log.addHandler(logging.NullHandler())
 
 
 @dataclass(slots=True)
 class _Standby:
+    """A producer that is connected but has not initialised the lane."""
+
     producer: Producer
-    made: float  # time.monotonic()
+    created_at: float  # time.monotonic()
 
 
 @dataclass(slots=True)
 class _Owner:
-    """A producer that has initialised the lane, and the next offsets that it knows of."""
+    """A producer that has initialised the lane, and the committed next offsets that it knows."""
 
     producer: Producer
-    delivered: dict[InputPartition, int]
+    committed: dict[InputPartition, int]
 
 
 class Lanes:
     """All lanes that one worker process delivers to; not for use by several threads at once.
 
-    ``service`` names the consumer group and begins the transactional ids. ``options`` are the user's
-    client settings in Kafka's own names. Raises :class:`ConfigError` for settings that can't be used.
+    ``service`` is the name of the consumer group and the start of the transactional ids. ``options`` are the
+    user's client settings in Kafka's own names. Raises :class:`ConfigError` for settings that can't be used.
     """
 
     def __init__(self, bootstrap: str, service: str, options: Mapping[str, str] | None = None) -> None:
         self.service = service
-        self._producing = _PRODUCER | client_settings(bootstrap, options, produces=True) | _PINNED
-        try:
-            self.offsets = GroupOffsets(client_settings(bootstrap, options), service)
-        except KafkaException as error:
-            raise _refused_setting(error) from error
+        self._lane_settings = lane_settings(bootstrap, options)
+        self.offsets = GroupOffsets(client_settings(bootstrap, options), service)
         self._standbys: dict[int, _Standby] = {}
         self._owners: dict[int, _Owner] = {}
 
     def prepare(self, lanes: Iterable[int]) -> None:
-        """Make a standby for each of these lanes that has none; it connects in the background.
+        """Create a standby for each of these lanes that has none; it connects in the background.
 
-        Taking a lane over costs 4-8 ms with a standby, and about 90 ms without.
+        Taking a lane over takes 4-8 ms with a standby, and about 90 ms without.
         """
         for lane in lanes:
             if lane not in self._standbys:
-                self._standbys[lane] = self._make(lane)
+                self._standbys[lane] = self._standby(lane)
 
-    def open(self, lane: int, sources: Iterable[InputPartition] = ()) -> Delivery:
+    def open(self, lane: int, partitions: Iterable[InputPartition] = ()) -> Delivery:
         """Own ``lane`` and begin a delivery to it.
 
-        ``sources`` are the input partitions of this delivery as far as they are known: their offsets
-        are read in one request here, others when they are first asked for.
+        ``partitions`` are the input partitions of this delivery, as far as they are known. Their offsets are
+        read here in one request; those of others are read when they are first needed.
         """
         stats = LaneStats()
-        sources = list(sources)
+        partitions = list(partitions)
         owner = self._owners.pop(lane, None)
-        begun = owner is not None and self._still_owns(owner, sources, stats)
+        begun = owner is not None and self._still_owns(owner, partitions, stats)
         if owner is None or not begun:
             owner = _Owner(self._take_over(lane, stats), {})
         self.prepare([lane])  # for the next takeover: it connects while this delivery goes on
         delivery = Delivery(self, lane, owner, stats, begun)
-        delivery.know(sources)
+        delivery.load_offsets(partitions)
         return delivery
 
     def close(self) -> None:
-        """Let all producers go; the lanes stay as they were last committed."""
+        """Drop all producers; the lanes stay as they were last committed."""
         for owner in self._owners.values():
             discard(owner.producer)
         self._standbys.clear()
         self._owners.clear()
 
-    def keep(self, lane: int, owner: _Owner) -> None:
+    def keep_owner(self, lane: int, owner: _Owner) -> None:
         """Keep a producer that committed: it probably still owns the lane at the next batch."""
         self._owners[lane] = owner
 
-    def _make(self, lane: int) -> _Standby:
-        settings = self._producing | {"transactional.id": f"{self.service}-{lane}"}
+    def committed(
+        self, partitions: Iterable[InputPartition], stats: LaneStats, limit: float
+    ) -> dict[InputPartition, int]:
+        """The committed next offset of each input partition, 0 if it has none; waits for pending commits."""
+        wanted = list(partitions)
+        try:
+            found = self.offsets.read(wanted, limit, stats)
+        except KafkaException as error:
+            raise DeliveryError(
+                f"the committed offsets of group {self.service!r} can't be read for {len(wanted)} input "
+                f"partitions: {error.args[0].str()}; check that the broker is up and that the group may be "
+                "read, then try the task again"
+            ) from error
+        return {partition: found.get(partition, 0) for partition in wanted}
+
+    def _standby(self, lane: int) -> _Standby:
+        settings = self._lane_settings | {"transactional.id": f"{self.service}-{lane}"}
         try:
             return _Standby(Producer(settings, logger=_log), time.monotonic())
         except KafkaException as error:
-            raise _refused_setting(error) from error
+            raise refused_setting(error) from error
 
-    def _still_owns(self, owner: _Owner, sources: Sequence[InputPartition], stats: LaneStats) -> bool:
-        """Whether a kept producer owns its lane, asked by sending what it committed last once more."""
-        known = next(source for source in (*sources, *owner.delivered) if source in owner.delivered)
+    def _still_owns(self, owner: _Owner, partitions: Sequence[InputPartition], stats: LaneStats) -> bool:
+        """Whether a kept producer still owns its lane: it sends an offset again that it committed last."""
+        known = next(each for each in (*partitions, *owner.committed) if each in owner.committed)
         try:
             owner.producer.begin_transaction()
-            send_offsets(owner.producer, {known: owner.delivered[known]}, self.offsets.metadata, stats)
+            send_offsets(owner.producer, {known: owner.committed[known]}, self.offsets.metadata, stats)
         except KafkaException as error:
             stats.fences += is_fence(error.args[0])
             discard(owner.producer)
@@ -171,16 +168,16 @@ class Lanes:
 
     def _take_over(self, lane: int, stats: LaneStats) -> Producer:
         for _ in range(TAKEOVERS_MAX):
-            standby = self._standbys.pop(lane, None) or self._make(lane)
-            time.sleep(max(0.0, standby.made + SETTLE_S - time.monotonic()))
+            standby = self._standbys.pop(lane, None) or self._standby(lane)
+            time.sleep(max(0.0, standby.created_at + CONNECT_S - time.monotonic()))
             try:
                 initialise(standby.producer, stats)
             except KafkaException as error:
                 discard(standby.producer)
-                fault = error.args[0]
-                if not is_fence(fault):
+                reason = error.args[0]
+                if not is_fence(reason):
                     raise DeliveryError(
-                        f"lane {self.service}-{lane} could not be taken over: {fault.str()}; check that the "
+                        f"lane {self.service}-{lane} could not be taken over: {reason.str()}; check that the "
                         "broker is up and that the transactional id may be used, then try the task again",
                         lane,
                     ) from error
@@ -196,15 +193,15 @@ class Lanes:
 
 
 class Delivery:
-    """One lane's part of a batch, between :meth:`Lanes.open` and :meth:`commit`."""
+    """One lane's part of a batch, from :meth:`Lanes.open` to :meth:`commit`."""
 
     def __init__(self, lanes: Lanes, lane: int, owner: _Owner, stats: LaneStats, begun: bool) -> None:
         self.stats = stats
         self._lanes = lanes
         self._lane = lane
-        self._owner: _Owner | None = owner
-        self._begun = begun
-        self._ends: dict[InputPartition, int] = {}  # what was given to write() so far, as next offsets
+        self._owner: _Owner | None = owner  # None once the delivery has ended
+        self._begun = begun  # whether the producer has a transaction open
+        self._ends: dict[InputPartition, int] = {}  # next offset after the records given to write()
         self._refusals = Refusals()
 
     def __enter__(self) -> Self:
@@ -216,55 +213,56 @@ class Delivery:
         if self._owner is not None:
             self.abort()
 
-    def know(self, sources: Iterable[InputPartition]) -> None:
-        """Read the committed offsets of those sources that aren't known yet, in one request."""
-        known = self._owned().delivered
-        known.update(
-            self._lanes.offsets.read({s for s in sources if s not in known}, self.stats, STEP_LIMIT_S)
-        )
+    def load_offsets(self, partitions: Iterable[InputPartition]) -> None:
+        """Read the committed offsets of those partitions that aren't known yet, in one request."""
+        known = self._get_owner().committed
+        missing = {partition for partition in partitions if partition not in known}
+        known.update(self._lanes.committed(missing, self.stats, STEP_LIMIT_S))
 
-    def committed(self, source: InputPartition) -> int:
-        """The first input offset of ``source`` that is not delivered yet."""
-        delivered = self._owned().delivered
-        if source not in delivered:
-            self.know([source])
-        return delivered[source]
+    def committed(self, partition: InputPartition) -> int:
+        """The first offset of this input partition that is not delivered yet."""
+        known = self._get_owner().committed
+        if partition not in known:
+            self.load_offsets([partition])
+        return known[partition]
 
-    def write(self, run: Chunk) -> int:
-        """Write a run's records in their order; returns how many were not left out as delivered before.
+    def write(self, chunk: Chunk) -> int:
+        """Write a chunk's records in their order, without those that were delivered before.
 
-        Over all calls the offsets of a source must ascend (ValueError). The run's columns must not be
-        changed before the commit: reports of failed records look into them. Raises
-        :class:`DeliveryError` once Kafka has refused a record, of this run or of an earlier one.
+        Returns how many were written. Over all calls the offsets of an input partition must ascend
+        (ValueError). The chunk's columns must not be changed before the commit, since error messages quote
+        them. Raises :class:`DeliveryError` once Kafka has refused a record of this chunk or an earlier one.
         """
-        if not len(run.offsets):
+        if not len(chunk.offsets):
             return 0
-        source, begins = run.source, run.offsets[0]
-        if begins < self._ends.get(source, 0):
-            raise ValueError(f"{source}: offset {begins} after {self._ends[source] - 1}: write in order")
-        self._ends[source] = run.offsets[-1] + 1
-        first = bisect_left(run.offsets, self.committed(source))
-        left = len(run.offsets) - first
-        if left:
-            self._produce(run, first)
+        partition, start = chunk.input_partition, chunk.offsets[0]
+        if start < self._ends.get(partition, 0):
+            last = self._ends[partition] - 1
+            raise ValueError(f"{partition}: offset {start} after {last}: write in order")
+        self._ends[partition] = chunk.offsets[-1] + 1
+        first = bisect_left(chunk.offsets, self.committed(partition))
+        count = len(chunk.offsets) - first
+        if count:
+            self._produce(chunk, first)
         self.stats.skipped += first
-        self.stats.written += left
-        return left
+        self.stats.written += count
+        return count
 
     def commit(self, next_offsets: Mapping[InputPartition, int]) -> LaneStats:
-        """Commit everything written together with each source's next input offset; returns the counts.
+        """Commit everything written together with each partition's next input offset; returns the counts.
 
-        Offsets never go back: those already reached are left out, and with nothing left over there is no
-        transaction at all. Raises :class:`DeliveryError` if it can't be known to be delivered.
+        Offsets never go back: partitions that have already reached theirs are left out, and if none remains
+        there is no transaction. Raises :class:`DeliveryError` unless the records are known to be delivered.
         """
-        owner = self._owned()
-        for source, end in self._ends.items():
-            if next_offsets.get(source, -1) < end:
-                raise ValueError(f"{source}: next offset {next_offsets.get(source)} for rows up to {end - 1}")
-        self.know(next_offsets)
-        ahead = {source: end for source, end in next_offsets.items() if end > owner.delivered[source]}
+        owner = self._get_owner()
+        for partition, end in self._ends.items():
+            if next_offsets.get(partition, -1) < end:
+                given = next_offsets.get(partition)
+                raise ValueError(f"{partition}: next offset {given} for rows up to {end - 1}")
+        self.load_offsets(next_offsets)
+        ahead = {each: end for each, end in next_offsets.items() if end > owner.committed[each]}
         if not ahead:
-            self._finish_empty()
+            self._end_without_commit()
             return self.stats
         try:
             self._begin()
@@ -272,115 +270,111 @@ class Delivery:
             with unwrap_fatal():
                 while owner.producer.flush(FLUSH_STEP_S):  # ends, since each record is sent or fails in time
                     self._refusals.raise_first()
-            self._refusals.raise_first()  # with a failed record, commit_transaction would wait out its limit
+            self._refusals.raise_first()  # with a failed record, commit_transaction waits until its limit
             commit(owner.producer, self.stats)
         except KafkaException as error:
             failed = error
         else:
             self.stats.transactions += 1
-            owner.delivered.update(ahead)
-            self._lanes.keep(self._lane, owner)
+            owner.committed.update(ahead)
+            self._lanes.keep_owner(self._lane, owner)
             self._owner = None
             return self.stats
-        self.abort()  # here and below the client is asked, which an `except` is no place for: see apart()
-        lost = self._lost(failed.args[0])
+        self.abort()  # the client is not called inside of `except`: see transactions.call_in_thread
+        problem = self._failure(failed.args[0])
         self._refusals.raise_first()
         if not self._was_delivered(next_offsets):
-            raise lost from failed
+            raise problem from failed
         return self.stats
 
     def abort(self) -> None:
-        """Give up: nothing of this attempt will ever be read. The next attempt takes the lane anew."""
-        owner, self._owner = self._owned(), None
+        """Give up: nobody will ever read anything of this attempt. The next attempt takes the lane again."""
+        owner, self._owner = self._get_owner(), None
         if self._begun:
             try:
                 abort(owner.producer)
             except KafkaException as error:  # fenced, or no broker: the next owner's init aborts it
-                _log.info("lane %s: abort left to the next owner: %s", self._lane, error.args[0].str())
+                _log.info("lane %s: the next owner will abort: %s", self._lane, error.args[0].str())
         discard(owner.producer)
 
-    def _owned(self) -> _Owner:
+    def _get_owner(self) -> _Owner:
         if self._owner is None:
             raise ValueError(f"lane {self._lane}: this delivery has ended; open the lane again")
         return self._owner
 
     def _begin(self) -> None:
         if not self._begun:
-            self._owned().producer.begin_transaction()
+            self._get_owner().producer.begin_transaction()
             self._begun = True
 
-    def _produce(self, run: Chunk, first: int) -> None:
-        """The hot loop, from row ``first`` on: 0.7 us of Python's thread a record, 1.1 with two headers."""
+    def _produce(self, chunk: Chunk, first: int) -> None:
+        """Produce the rows from ``first`` on. Hot: 0.7 us of Python per record, 1.1 with two headers."""
         self._begin()
-        producer, report = self._owned().producer, self._refusals.report_on(run)
+        producer, report = self._get_owner().producer, self._refusals.callback_for(chunk)
         produce = producer.produce
-        for offset, topic, number, key, value, stamp, headers in run.rows(first):
+        for offset, topic, partition, key, value, timestamp, headers in chunk.rows(first):
             try:
-                produce(topic, value, key, number, report, None, stamp or FIRST_MS, headers)
+                produce(topic, value, key, partition, report, None, timestamp or FIRST_MS, headers)
                 continue
             except BufferError:
                 failed = None
             except KafkaException as error:
                 failed = error
-            if failed is None:  # the client is called outside of `except`: see transactions.apart
-                late = (topic, value, key, number, report, None, stamp or FIRST_MS, headers)
-                self._produce_late(producer, late)
+            # the client is not called inside of `except`: see transactions.call_in_thread
+            if failed is None:
+                record = (topic, value, key, partition, report, None, timestamp or FIRST_MS, headers)
+                self._produce_when_free(producer, record)
             else:
-                self._poll(producer)  # a report on an earlier record says more than "the transaction failed"
+                self._poll(producer)  # an earlier record's error says more than "the transaction failed"
                 size = len(key or b"") + len(value or b"")
-                self._refusals.add(run.source, offset, topic, number, size, failed.args[0])
+                self._refusals.add(chunk.input_partition, offset, topic, partition, size, failed.args[0])
                 self._refusals.raise_first()
-                raise self._lost(failed.args[0]) from failed
+                raise self._failure(failed.args[0]) from failed
         self._poll(producer)
 
-    def _produce_late(self, producer: Producer, record: tuple[Any, ...]) -> None:
-        """Wait for room in the queue: it comes, since each record is sent or fails by delivery.timeout.ms."""
+    def _produce_when_free(self, producer: Producer, record: tuple[Any, ...]) -> None:
+        """Wait for room in the queue; it comes, since records are sent or fail by delivery.timeout.ms."""
         while True:
             self._poll(producer, QUEUE_FULL_WAIT_S)
             try:
-                return producer.produce(*record)
+                producer.produce(*record)
             except BufferError:
                 continue
+            return
 
     def _poll(self, producer: Producer, seconds: float = 0.0) -> None:
-        """Take the reports of failed records; raises for them, and for a producer that was fenced."""
+        """Run delivery callbacks; raises if a record was refused or the producer was fenced."""
         try:
             with unwrap_fatal():
                 producer.poll(seconds)
         except KafkaException as error:
-            raise self._lost(error.args[0]) from error
+            raise self._failure(error.args[0]) from error
         self._refusals.raise_first()
 
-    def _lost(self, fault: KafkaError) -> DeliveryError:
-        self.stats.fences += is_fence(fault)
+    def _failure(self, error: KafkaError) -> DeliveryError:
+        self.stats.fences += is_fence(error)
         return DeliveryError(
             f"lane {self._lanes.service}-{self._lane} could not deliver {self.stats.written} records: "
-            f"{fault.str()}; nothing of this attempt can be read, try the task again",
+            f"{error.str()}; nothing of this attempt can be read, try the task again",
             self._lane,
         )
 
-    def _finish_empty(self) -> None:
-        """Nothing is left over: end the transaction that only asked for ownership, and keep the producer."""
-        owner = self._owned()
-        if self._begun:
+    def _end_without_commit(self) -> None:
+        """End a delivery that has nothing to commit; the producer is kept."""
+        owner, self._owner = self._get_owner(), None
+        if self._begun:  # by Lanes.open, to check the ownership
             try:
                 abort(owner.producer)
             except KafkaException:
-                self._owner = None
-                return discard(owner.producer)
-        if owner.delivered:
-            self._lanes.keep(self._lane, owner)
-        self._owner = None
+                discard(owner.producer)
+                return
+        if owner.committed:
+            self._lanes.keep_owner(self._lane, owner)
 
     def _was_delivered(self, next_offsets: Mapping[InputPartition, int]) -> bool:
-        """After a failed commit: whether this attempt or another one went through all the same."""
+        """After a failed commit: whether it, or another attempt at this batch, went through after all."""
         try:
-            reached = self._lanes.offsets.read(next_offsets, self.stats, DECIDED_LIMIT_S)
-        except DeliveryError:  # somebody's transaction is still open: not decided
+            reached = self._lanes.committed(next_offsets, self.stats, OUTCOME_LIMIT_S)
+        except DeliveryError:  # a transaction is still open, so the outcome is not known
             return False
-        return all(reached[source] >= end for source, end in next_offsets.items())
-
-
-def _refused_setting(error: KafkaException) -> ConfigError:
-    reason = error.args[0].str()
-    return ConfigError([f"kafka.options has a setting that the client refuses: {reason}; correct it"])
+        return all(reached[partition] >= end for partition, end in next_offsets.items())

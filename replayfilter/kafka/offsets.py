@@ -1,4 +1,4 @@
-"""A consumer group's committed offsets: how far each input partition was delivered."""
+"""The committed offsets of a consumer group: the next input offset of each partition."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from replayfilter.errors import DeliveryError
-from replayfilter.kafka.chunk import InputPartition
-from replayfilter.kafka.client_settings import Settings
+from replayfilter.core.input_partition import InputPartition
+from replayfilter.kafka.client_settings import Settings, refused_setting
 from replayfilter.kafka.transactions import RETRY_S, LaneStats
 
-_NOT_READY = {  # asked again: the coordinator moves, loads, or a commit is still pending
+_NOT_READY = {  # try again: the coordinator starts, moves or loads, or a commit is still pending
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -27,47 +26,58 @@ _NOT_READY = {  # asked again: the coordinator moves, loads, or a commit is stil
 
 
 class GroupOffsets:
-    """Reads the offsets of ``group`` with one consumer, which is kept: making one costs 50-100 ms.
+    """Reads the committed offsets of one group.
 
-    Raises KafkaException for settings that librdkafka refuses.
+    It keeps its consumer, since making one takes 50-100 ms. With ``stable`` a read waits until no open
+    transaction contains offsets of these partitions; otherwise it returns those that are committed now.
+
+    A consumer, not the admin client: while a coordinator loads, the admin client's call for committed
+    offsets ends the process with a segmentation fault (librdkafka 2.16). Raises :class:`ConfigError` for
+    settings that librdkafka refuses.
     """
 
-    def __init__(self, settings: Settings, group: str) -> None:
+    def __init__(self, settings: Settings, group: str, *, stable: bool = True) -> None:
         self.group = group
-        self._consumer = Consumer(
-            settings
-            | {
-                "group.id": group,
-                "isolation.level": "read_committed",  # asks for stable offsets: waits for pending commits
-                "enable.auto.commit": False,
-                "retry.backoff.ms": 10,  # a pending commit takes about 10 ms; 100 is the default
-                "log_level": 0,  # what fails is raised in words; it has no poll to hand a log out
-            }
-        )
+        reading: Settings = {
+            "group.id": group,
+            "isolation.level": "read_committed" if stable else "read_uncommitted",  # Kafka's RequireStable
+            "enable.auto.commit": False,
+            "retry.backoff.ms": 10,  # a pending commit takes about 10 ms; 100 is the default
+            "log_level": 0,  # every failure is raised
+        }
+        try:
+            self._consumer = Consumer(settings | reading)
+        except KafkaException as error:
+            raise refused_setting(error) from error
         self.metadata: Any = self._consumer.consumer_group_metadata()
 
     def read(
-        self, sources: Iterable[InputPartition], stats: LaneStats, limit: float
+        self, partitions: Iterable[InputPartition], limit: float, stats: LaneStats | None = None
     ) -> dict[InputPartition, int]:
-        """The group's stable next offsets, 0 where nothing was ever committed; waits for pending commits."""
-        asked = [TopicPartition(topic, number) for topic, number in sources]
+        """The group's next offsets; partitions that have none are left out.
+
+        Tries again for ``limit`` seconds while the group's coordinator isn't ready, and counts that in
+        ``stats``. Raises KafkaException with the last error.
+        """
+        asked = [TopicPartition(topic, number) for topic, number in partitions]
         if not asked:
             return {}
         deadline = time.monotonic() + limit
         while True:
-            fault: KafkaError | None
+            failure: KafkaError | None
             try:
-                answers = self._consumer.committed(asked, timeout=max(0.1, deadline - time.monotonic()))
-                fault = next((answer.error for answer in answers if answer.error), None)
+                found = self._consumer.committed(asked, timeout=max(0.1, deadline - time.monotonic()))
+                failure = next((each.error for each in found if each.error), None)
             except KafkaException as error:
-                fault = error.args[0]
-            if fault is None:
-                return {(answer.topic, answer.partition): max(answer.offset, 0) for answer in answers}
-            if fault.code() not in _NOT_READY or time.monotonic() > deadline:
-                raise DeliveryError(
-                    f"the committed offsets of group {self.group!r} could not be read for {len(asked)} "
-                    f"input partitions: {fault.str()}; check that the broker is up and that the group may be "
-                    "read, then try the task again"
-                )
-            stats.retries += 1
+                failure = error.args[0]
+            if failure is None:
+                return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
+            if failure.code() not in _NOT_READY or time.monotonic() > deadline:
+                raise KafkaException(failure)
+            if stats is not None:
+                stats.retries += 1
             time.sleep(RETRY_S)
+
+    def close(self) -> None:
+        """Close the consumer; no read may follow."""
+        self._consumer.close()

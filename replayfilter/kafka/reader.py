@@ -25,8 +25,8 @@ from typing import Literal, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError
-from replayfilter.kafka.chunk import InputPartition
 from replayfilter.kafka.client_settings import Settings, refused_setting
 
 Range = tuple[int, int]  # first offset, and the one after the last

@@ -1,4 +1,4 @@
-"""The steps of a Kafka transaction, with time limits that hold, and the counts of what they did."""
+"""The steps of a Kafka transaction, with time limits that hold, and counts of what was done."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from replayfilter.kafka.chunk import InputPartition
+from replayfilter.core.input_partition import InputPartition
 
 STEP_LIMIT_S = 60.0  # for init and commit: a broker's restart takes less
-OFFSETS_LIMIT_S = 10.0  # for sending offsets, 2-5 ms as a rule: then a new producer is the better hope
-ABORT_LIMIT_S = 10.0  # an abort that takes longer is left to the next owner's init_transactions
-RETRY_S = 0.02  # between two tries of a step that Kafka says may be tried again
+OFFSETS_LIMIT_S = 10.0  # for sending offsets, which takes 2-5 ms; after that a new producer is faster
+ABORT_LIMIT_S = 10.0  # if an abort takes longer, the next owner's init_transactions does it
+RETRY_S = 0.02  # between two tries of a step that Kafka calls retriable
 
 
 @dataclass(slots=True)
 class LaneStats:
-    """Counts of one delivery, or the sum of many (``+=``)."""
+    """Counts of one delivery, or the sum of several (``+=``)."""
 
-    written: int = 0  # records handed to Kafka in the transaction
+    written: int = 0  # records given to Kafka in the transaction
     skipped: int = 0  # records left out because an earlier attempt had delivered them
-    transactions: int = 0  # committed
-    takeovers: int = 0  # init_transactions done
+    transactions: int = 0  # committed transactions
+    takeovers: int = 0  # successful calls of init_transactions
     fences: int = 0  # times that another owner had taken the lane
-    retries: int = 0  # steps asked again because the broker wasn't ready
+    retries: int = 0  # steps tried again because the broker wasn't ready
 
     def __iadd__(self, other: LaneStats) -> Self:
         for field in fields(self):
@@ -38,43 +38,46 @@ class LaneStats:
 
 
 def initialise(producer: Producer, stats: LaneStats) -> None:
-    """Own the producer's transactional id: every earlier owner is fenced, and its transaction aborted."""
-    _insist(producer.init_transactions, stats, STEP_LIMIT_S)
+    """Own the producer's transactional id: every earlier owner is fenced and its transaction aborted."""
+    _retry(producer.init_transactions, stats, STEP_LIMIT_S)
 
 
 def send_offsets(
     producer: Producer, offsets: dict[InputPartition, int], group: Any, stats: LaneStats
 ) -> None:
-    """Add next offsets to the open transaction; of those sent for a source the last ones count."""
+    """Add next offsets to the open transaction; for each input partition the last one sent counts."""
     wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
     send = partial(producer.send_offsets_to_transaction, wanted, group)
-    call_in_thread(OFFSETS_LIMIT_S, lambda: _insist(send, stats, OFFSETS_LIMIT_S))
+    call_in_thread(OFFSETS_LIMIT_S, lambda: _retry(send, stats, OFFSETS_LIMIT_S))
 
 
 def commit(producer: Producer, stats: LaneStats) -> None:
-    """Commit the open transaction; raises KafkaException, after which only the offsets say what happened."""
-    _insist(producer.commit_transaction, stats, STEP_LIMIT_S)
+    """Commit the open transaction.
+
+    After a KafkaException only the group's committed offsets show whether it was committed.
+    """
+    _retry(producer.commit_transaction, stats, STEP_LIMIT_S)
 
 
 def abort(producer: Producer) -> None:
-    """Abort the open transaction; raises KafkaException, after which the next owner will do it."""
+    """Abort the open transaction. After a KafkaException the lane's next owner aborts it."""
     call_in_thread(ABORT_LIMIT_S + 1, lambda: producer.abort_transaction(ABORT_LIMIT_S))
 
 
 def discard(producer: Producer) -> None:
-    """Let a producer go at once. What it still holds is purged, since its reports hold the rows."""
+    """Drop a producer at once, with the records in its queue: their callbacks keep the rows in memory."""
     producer.purge()
-    for _ in range(2):  # the first poll raises the fence, if there was one, and takes no reports
+    for _ in range(2):  # if it was fenced, the first poll raises that and runs no callbacks
         with suppress(KafkaException):
             call_in_thread(STEP_LIMIT_S, lambda: producer.poll(0))
 
 
 @contextmanager
 def unwrap_fatal() -> Iterator[None]:
-    """Raise a client's fatal error as the KafkaException that it is.
+    """Raise a client's fatal error as KafkaException instead of SystemError.
 
-    For every call that takes delivery reports: a report taken after a fatal error finds that error set,
-    and Python then says SystemError, with the KafkaException as its cause.
+    Needed around every call that runs delivery callbacks. After a fatal error the client sets its
+    KafkaException and then runs a callback; Python reports that as a SystemError caused by the exception.
     """
     try:
         yield
@@ -84,8 +87,8 @@ def unwrap_fatal() -> Iterator[None]:
         raise
 
 
-def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> None:
-    """Call a transactional step, and again while Kafka says that it may be: it resumes where it was."""
+def _retry(step: Callable[[float], None], stats: LaneStats, limit: float) -> None:
+    """Call a transactional step until it succeeds or Kafka calls the error final; it resumes where it was."""
     deadline = time.monotonic() + limit
     while True:
         try:
@@ -99,13 +102,13 @@ def _insist(step: Callable[[float], None], stats: LaneStats, limit: float) -> No
 
 
 def call_in_thread(limit: float, step: Callable[[], object]) -> None:
-    """Call the client in a thread of its own: where an exception is being handled, or if the call may hang.
+    """Call the client in its own thread, for at most ``limit`` seconds; raises its KafkaException.
 
-    A KafkaException that the client raises while another exception is handled keeps that one for ever, with
-    its frames and all that they hold (confluent-kafka 2.16 never frees what a KafkaError has as its context).
-    And a producer that lived through its group coordinator's restart never returns from sending offsets
-    (librdkafka issue 5511, open as of 2.16): after ``limit`` seconds it is left behind, asleep. Nothing is
-    lost by it, as such a producer can't commit.
+    There are two reasons. While an exception is being handled the client must not be called directly: a
+    KafkaException raised then keeps the other exception for ever, with its frames and everything they refer
+    to (confluent-kafka 2.16 never frees the context of a KafkaError). And a producer whose group coordinator
+    was restarted may never return from sending offsets (librdkafka issue 5511, open in 2.16). Such a thread
+    is left behind, asleep. Nothing is lost, since such a producer can't commit.
     """
     outcome: list[KafkaException | None] = []
 
@@ -121,11 +124,11 @@ def call_in_thread(limit: float, step: Callable[[], object]) -> None:
     thread = threading.Thread(target=call, name="kafka-step", daemon=True)
     thread.start()
     thread.join(limit)
-    fault = outcome[0] if outcome else KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    if fault is not None:
-        raise fault
+    failure = outcome[0] if outcome else KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    if failure is not None:
+        raise failure
 
 
-def is_fence(fault: KafkaError) -> bool:
-    """Whether another owner has taken the lane."""
-    return fault.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+def is_fence(error: KafkaError) -> bool:
+    """Whether the error says that another owner has taken the lane."""
+    return error.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)

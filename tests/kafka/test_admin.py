@@ -35,7 +35,7 @@ def test_topics_are_created_once_and_can_be_written_to_at_once(bootstrap: str, t
     made = cluster.topics([topic, "no-such-topic"])
     assert made[topic].partitions == 3
     assert list(made) == [topic]
-    assert cluster.ends((topic, n) for n in range(3)) == {(topic, n): 0 for n in range(3)}
+    assert cluster.end_offsets((topic, n) for n in range(3)) == {(topic, n): 0 for n in range(3)}
 
 
 def test_a_topic_made_again_has_another_id(bootstrap: str, topic: str) -> None:
@@ -60,13 +60,13 @@ def test_ends_leave_out_an_open_transaction(bootstrap: str, topic: str) -> None:
     producer.begin_transaction()
     producer.produce(topic, b"one", partition=0)
     producer.flush(20)
-    assert cluster.ends([(topic, 0), (topic, 1)]) == {(topic, 0): 0, (topic, 1): 0}
+    assert cluster.end_offsets([(topic, 0), (topic, 1)]) == {(topic, 0): 0, (topic, 1): 0}
     producer.commit_transaction(20)
     deadline = time.monotonic() + 10
-    while cluster.ends([(topic, 0)])[topic, 0] == 0 and time.monotonic() < deadline:
+    while cluster.end_offsets([(topic, 0)])[topic, 0] == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert cluster.ends([(topic, 0)]) == {(topic, 0): 2}  # the record and the commit marker
-    assert cluster.begins([(topic, 0)]) == {(topic, 0): 0}
+    assert cluster.end_offsets([(topic, 0)]) == {(topic, 0): 2}  # the record and the commit marker
+    assert cluster.beginning_offsets([(topic, 0)]) == {(topic, 0): 0}
 
 
 def test_committed_offsets_are_the_stable_ones(bootstrap: str, topic: str) -> None:
@@ -79,10 +79,10 @@ def test_committed_offsets_are_the_stable_ones(bootstrap: str, topic: str) -> No
         delivery.commit({(topic, 0): 5})
     assert cluster.committed(topic, sources) == {(topic, 0): 5}
     with lanes.open(0, sources) as delivery:
-        send_offsets(delivery._owned().producer, {(topic, 0): 9}, lanes.offsets.metadata, LaneStats())
+        send_offsets(delivery._get_owner().producer, {(topic, 0): 9}, lanes.offsets.metadata, LaneStats())
         with pytest.raises(BrokerError, match="a transaction that moves them is open"):  # neither 5 nor 9 yet
             cluster.committed(topic, sources)
-        assert cluster.committed(topic, sources, settled=False) == {(topic, 0): 5}
+        assert cluster.committed(topic, sources, stable=False) == {(topic, 0): 5}
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -114,7 +114,7 @@ def test_what_the_broker_refuses_is_said_in_words(bootstrap: str) -> None:
     ):
         Cluster(bootstrap).create({"admin-too-many": 1}, replication=5)
     with pytest.raises(BrokerError, match=r"offsets of partition 7 of topic 'no-such-topic'"):
-        Cluster(bootstrap).ends([("no-such-topic", 7)])
+        Cluster(bootstrap).end_offsets([("no-such-topic", 7)])
 
 
 def test_settings_that_the_client_refuses() -> None:

@@ -16,10 +16,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import ConfigError, DeliveryError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.chunk import Chunk, InputPartition
+from replayfilter.kafka.chunk import Chunk
 from replayfilter.kafka.lanes import Delivery, Lanes
 from replayfilter.kafka.transactions import LaneStats, send_offsets
 from tests.support.clients import clients
@@ -162,12 +163,12 @@ def test_a_batch_run_again_after_everything_was_committed_writes_nothing(stage: 
     stage.assert_exactly(30)
     outputs = [(topic, n) for topic in stage.outputs for n in range(PARTITIONS)]
     cluster = Cluster(stage.bootstrap)
-    ends = cluster.ends(outputs)
+    ends = cluster.end_offsets(outputs)
     for lanes in (before, stage.lanes()):  # the same worker, and another one
         for lane in range(LANES):
             stats = stage.deliver(lanes, lane, 0, 30)
             assert (stats.written, stats.skipped, stats.transactions) == (0, 60, 0)
-    assert cluster.ends(outputs) == ends
+    assert cluster.end_offsets(outputs) == ends
     stage.assert_exactly(30)
 
 
@@ -212,7 +213,7 @@ def _work(bootstrap: str, service: str, lane: int, end: int, commits: bool, reac
         if commits:
             delivery.commit(dict.fromkeys(stage.sources(lane), end))
         else:
-            delivery._owned().producer.flush(20)  # the records are in the log, not committed
+            delivery._get_owner().producer.flush(20)  # the records are in the log, not committed
         reached.set()
         time.sleep(60)
 
@@ -263,7 +264,7 @@ def test_a_commit_whose_answer_is_lost_counts(stage: Stage) -> None:
     lanes = stage.lanes()
     with lanes.open(0, stage.sources(0)) as delivery:
         stage.write(delivery, 0, 0, 20)
-        delivery._owned().producer = Deaf(delivery._owned().producer)  # type: ignore[assignment]
+        delivery._get_owner().producer = Deaf(delivery._get_owner().producer)  # type: ignore[assignment]
         assert delivery.commit(dict.fromkeys(stage.sources(0), 20)).transactions == 0
     assert stage.deliver(lanes, 0, 0, 30).written == 20
     stage.assert_exactly(30, lanes=(0,))
@@ -298,7 +299,7 @@ def test_an_owner_fenced_after_another_delivered_the_same_is_done(stage: Stage) 
 def test_a_fenced_owner_is_told_while_it_writes(stage: Stage) -> None:
     early = stage.lanes().open(0, stage.sources(0))
     stage.write(early, 0, 0, 20)
-    early._owned().producer.flush(20)
+    early._get_owner().producer.flush(20)
     stage.lanes().open(0, stage.sources(0))
 
     def writes_on() -> None:
@@ -329,7 +330,7 @@ def test_a_kept_producer_that_was_fenced_is_found_out_at_open(stage: Stage) -> N
 def test_over_an_open_transaction_with_pending_offsets(stage: Stage) -> None:
     hanging = stage.lanes().open(0, stage.sources(0))
     stage.write(hanging, 0, 0, 20)
-    owner = hanging._owned().producer
+    owner = hanging._get_owner().producer
     pending = dict.fromkeys(stage.sources(0), 20)
     send_offsets(owner, pending, hanging._lanes.offsets.metadata, LaneStats())
     owner.flush(20)
@@ -529,7 +530,7 @@ def test_the_broker_killed_in_mid_transaction_and_between_batches() -> None:
         try:
             with lanes.open(0, stage.sources(0)) as delivery:
                 stage.write(delivery, 0, 20, 40)
-                delivery._owned().producer.flush(20)
+                delivery._get_owner().producer.flush(20)
                 broker.restart()
                 delivery.commit(dict.fromkeys(stage.sources(0), 40))
         except DeliveryError:
