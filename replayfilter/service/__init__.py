@@ -1,1 +1,1 @@
-"""The service as people meet it: config, command line, preflight, progress and the demo."""
+"""The service: config, command line, checks before a start, execution, monitoring and tools."""

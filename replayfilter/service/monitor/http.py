@@ -1,11 +1,11 @@
-"""The service over HTTP: metrics, health and the status page; read-only, and without secrets.
+"""The HTTP server of the service: metrics, health and the status page. Read-only, and without secrets.
 
-| path | answer |
+| path | response |
 |---|---|
-| ``/metrics`` | Prometheus' or OpenMetrics' text |
-| ``/livez`` | 200, or 503 with reasons: replace the process |
-| ``/readyz`` | 200, or 503 with reasons: it doesn't do its work now |
-| ``/status`` | all that is known, as JSON |
+| ``/metrics`` | metrics in the text format of Prometheus or OpenMetrics |
+| ``/livez`` | 200; or 503 with reasons, then the process should be restarted |
+| ``/readyz`` | 200; or 503 with reasons, then the service is not working now |
+| ``/status`` | the whole status as JSON |
 | ``/`` | the status page |
 """
 
@@ -41,7 +41,7 @@ _SAFE = {
 
 
 def status_app(status: Status, clock: Callable[[], float] = time.time) -> Starlette:
-    """The application that answers from ``status``."""
+    """The application that serves ``status``."""
     registry = registry_of(status, clock)
 
     async def metrics(request: Request) -> Response:
@@ -49,26 +49,26 @@ def status_app(status: Status, clock: Callable[[], float] = time.time) -> Starle
         return Response(encode(registry), media_type=kind, headers=_SAFE)
 
     async def livez(request: Request) -> Response:
-        return _health(status, status.not_live(clock()))
+        return _health(status, status.liveness_problems(clock()))
 
     async def readyz(request: Request) -> Response:
-        return _health(status, status.not_ready(clock()))
+        return _health(status, status.readiness_problems(clock()))
 
     async def snapshot(request: Request) -> Response:
         return JSONResponse(status.snapshot(clock()), headers=_SAFE)
 
-    answers = {"/metrics": metrics, "/livez": livez, "/readyz": readyz, "/status": snapshot}
+    handlers = {"/metrics": metrics, "/livez": livez, "/readyz": readyz, "/status": snapshot}
     return Starlette(
         routes=[
-            *(Route(path, answer) for path, answer in answers.items()),
+            *(Route(path, handler) for path, handler in handlers.items()),
             *(Route(path, _static(*page)) for path, page in _PAGE.items()),
         ]
     )
 
 
 def _health(status: Status, reasons: list[str]) -> Response:
-    answer = {"ok": not reasons, "phase": str(status.phase), "reasons": reasons}
-    return JSONResponse(answer, 503 if reasons else 200, headers=_SAFE)
+    body = {"ok": not reasons, "phase": str(status.phase), "reasons": reasons}
+    return JSONResponse(body, 503 if reasons else 200, headers=_SAFE)
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Response]:
@@ -81,9 +81,10 @@ def _static(name: str, kind: str) -> Callable[[Request], Response]:
 
 
 class StatusServer:
-    """The application on a port, in a thread; a context manager. ``port`` is the real one, also for 0.
+    """Serves the application on a port, in a thread of its own, while it is used as a context manager.
 
-    Raises ConfigError at once if the address can't be listened on.
+    ``port`` is the actual port, also if port 0 was asked for. The constructor raises ConfigError if the
+    server can't listen on the address.
     """
 
     def __init__(self, status: Status, bind: str, port: int) -> None:
@@ -96,8 +97,8 @@ class StatusServer:
             self._socket.close()
             raise ConfigError(
                 [
-                    f'http.port = {port}: can\'t be listened on at http.bind = "{bind}" '
-                    f"({error.strerror or error}); choose another port or address, or port 0 for none"
+                    f'http.port = {port}: can\'t listen on this port at http.bind = "{bind}" '
+                    f"({error.strerror or error}); choose another port or address, or port 0 for no server"
                 ]
             ) from error
         self.port: int = self._socket.getsockname()[1]

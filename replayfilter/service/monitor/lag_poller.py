@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.chunk import InputPartition
 from replayfilter.kafka.client_settings import client_settings
 from replayfilter.kafka.reader import RangeReader, partition_of
 from replayfilter.service.monitor.lag import Arrivals, Lag
@@ -90,8 +90,11 @@ class LagPoller(Poller):
     def lags(self) -> list[Lag]:
         """The lag of each input partition. Raises BrokerError if Kafka doesn't answer."""
         # Settled offsets are not reported while a delivery is under way, so they are not asked for.
-        committed = self._cluster.committed(self._settings.service, self._partitions, settled=False)
-        ends, begins = self._cluster.ends(self._partitions), self._cluster.begins(self._partitions)
+        committed = self._cluster.committed(self._settings.service, self._partitions, stable=False)
+        ends, begins = (
+            self._cluster.end_offsets(self._partitions),
+            self._cluster.beginning_offsets(self._partitions),
+        )
         if (last := self._status.last) is not None:
             for topic, offsets in last.ends.items():
                 self._finished |= {(topic, number): offset for number, offset in offsets.items()}

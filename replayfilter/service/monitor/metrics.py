@@ -1,7 +1,7 @@
-"""The closed list of metrics. docs/reference/metrics.md describes each; a test compares the two.
+"""The complete list of metrics. docs/reference/metrics.md describes each; a test compares the two.
 
-All of them are read from the driver's :class:`Status` when asked for, so they hold for executors on other
-machines too: what those count comes with each batch's progress.
+All values are read from the driver's :class:`Status` at scrape time. They include the work of executors on
+other machines, whose counts arrive with the progress of each batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from replayfilter import __version__
 from replayfilter.service.monitor.batch import ROUTES, STAGES, STEPS
 from replayfilter.service.monitor.status import BUCKETS, ORIGINS, Phase, Status
-from replayfilter.service.monitor.storage import PLACES
-from replayfilter.spark.counts import REASONS
+from replayfilter.service.monitor.storage import LOCATIONS
+from replayfilter.spark.error_reasons import REASONS
 
 PREFIX = "replayfilter_"
 
-# What each label can be; "topic" and "partition" are those of the input, which are fixed in the checkpoint.
+# The possible values of each label. None: not listed, but there are few. Input topics are fixed in the
+# checkpoint, and there is one version.
 LABELS: dict[str, tuple[str, ...] | None] = {
     "route": ROUTES,
     "reason": REASONS,
@@ -38,11 +39,11 @@ LABELS: dict[str, tuple[str, ...] | None] = {
     "stage": STAGES,
     "phase": tuple(Phase),
     "record": ("newest", "oldest"),
-    "place": tuple(PLACES),
+    "place": tuple(LOCATIONS),
     "origins": ORIGINS,
     "topic": None,
     "partition": None,
-    "version": None,  # of this program, and of Python: one value each
+    "version": None,
     "python": None,
 }
 
@@ -52,7 +53,7 @@ Read = Callable[[Status, float], Samples]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: ``read`` gives label values and the value, from the status and the time now."""
+    """One metric: ``read`` gets the status and the time, and returns pairs of label values and value."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -104,12 +105,12 @@ def _watermark(status: Status, now: float) -> Samples:
 
 
 def _sizes(status: Status, now: float) -> Samples:
-    return [((place,), size) for place, size in status.sizes.items()]
+    return [((location,), size) for location, size in status.sizes.items()]
 
 
 def _key_sizes(status: Status, now: float) -> Samples:
     keys = status.last.counts.get("state_keys", 0) if status.last else 0
-    return [((place,), size / keys) for place, size in status.sizes.items()] if keys else []
+    return [((location,), size / keys) for location, size in status.sizes.items()] if keys else []
 
 
 def _behind(status: Status, now: float) -> Samples:
@@ -147,24 +148,24 @@ METRICS = (
         "unstamped_records", "counter", "records", "Records without a valid stamp, where stamps are read.",
         _total("unstamped"),
     ),
-    Metric("gaps", "counter", "jumps", "Offset jumps of sources above mark + 1.", _total("state_gaps")),
+    Metric("gaps", "counter", "jumps", "Offsets of sources that jumped past mark + 1.", _total("state_gaps")),
     Metric("marks", "gauge", "sources", "Highwater marks remembered.", _level("state_sources")),
     Metric(
-        "forgotten_marks", "counter", "sources", "Marks forgotten because idle for mark_ttl.",
+        "forgotten_marks", "counter", "sources", "Marks forgotten after being idle for mark_ttl.",
         _total("state_forgotten"),
     ),
     Metric(
         "spread_sources", "gauge", "sources",
-        "Sources seen in several input partitions, which a stamping producer never does.",
+        "Sources seen in several input partitions, which a stamping producer never causes.",
         _level("state_spread"),
     ),
     Metric("keys", "gauge", "keys", "Dedup keys remembered.", _level("state_keys")),
-    Metric("state_bytes", "gauge", "bytes", "Bytes of the remembered keys' runs.", _level("state_bytes")),
+    Metric("state_bytes", "gauge", "bytes", "Bytes of the remembered keys in runs.", _level("state_bytes")),
     Metric(
-        "size_bytes", "gauge", "bytes", "Bytes of what is remembered, by place.", _sizes, ("place",)
+        "size_bytes", "gauge", "bytes", "Bytes of the state in memory and on disk.", _sizes, ("place",)
     ),
     Metric(
-        "key_size_bytes", "gauge", "bytes", "The same for each key; none without keys.", _key_sizes,
+        "key_size_bytes", "gauge", "bytes", "The same per key; absent while there are no keys.", _key_sizes,
         ("place",),
     ),
     Metric("runs", "gauge", "runs", "Sorted runs of keys in the state.", _level("state_runs")),
@@ -172,27 +173,28 @@ METRICS = (
     Metric(
         "evicted_keys", "counter", "keys", "Keys that expired with their bucket.", _total("state_evicted")
     ),
-    Metric("cache_hits", "counter", "runs", "Runs found in a host's cache.", _total("cache_hits")),
+    Metric("cache_hits", "counter", "runs", "Runs found in the cache of a host.", _total("cache_hits")),
     Metric(
-        "cache_misses", "counter", "runs", "Runs read from Spark's state, not being in the cache.",
+        "cache_misses", "counter", "runs", "Runs read from Spark's state because they were not in the cache.",
         _total("cache_misses"),
     ),
     Metric(
-        "bloom_false_positives", "counter", "keys", "Searches for a key that a Bloom filter let by in vain.",
-        _total("state_false_hits"),
+        "bloom_false_positives", "counter", "keys",
+        "Lookups that a Bloom filter passed although the run lacks the key.", _total("state_false_hits"),
     ),
     Metric("batches", "counter", "batches", "Batches finished.", lambda status, now: [((), status.batches)]),
     Metric("batch_seconds", "histogram", "seconds", "Duration of a batch's steps.", labels=("step",)),
     Metric(
-        "stage_seconds", "counter", "seconds", "Time that tasks worked, by stage, over all workers.", _work,
-        ("stage",),
+        "stage_seconds", "counter", "seconds", "Time that tasks worked, by stage, summed over all workers.",
+        _work, ("stage",),
     ),
     Metric(
-        "frame_bytes", "counter", "bytes", "Bytes of the records' frames, as they went through Spark.",
+        "frame_bytes", "counter", "bytes", "Bytes of records as they went through Spark.",
         _total("bytes"),
     ),
     Metric(
-        "lag_records", "gauge", "records", "Input offsets that wait.", _lag_records, ("topic", "partition")
+        "lag_records", "gauge", "records", "Input offsets that are not yet delivered.", _lag_records,
+        ("topic", "partition"),
     ),
     Metric(
         "lag_seconds", "gauge", "seconds", "How long the first waiting record has waited.", _lag_seconds,
@@ -200,36 +202,36 @@ METRICS = (
     ),
     Metric(
         "delay_seconds", "gauge", "seconds",
-        "From a record's timestamp to its delivery, for the last batch's newest and oldest.", _delay,
-        ("record",),
+        "Time from a record's timestamp to its delivery, for the newest and oldest record of the last batch.",
+        _delay, ("record",),
     ),
     Metric(
-        "watermark_timestamp_seconds", "gauge", "Unix seconds", "The low watermark, where one is kept.",
+        "watermark_timestamp_seconds", "gauge", "Unix seconds", "The low watermark, if one is kept.",
         _watermark,
     ),
     Metric(
         "watermark_behind_seconds", "gauge", "seconds",
-        "How far the low watermark is behind the largest time counted.", _behind,
+        "How far the low watermark is behind the largest time of any origin.", _behind,
     ),
     Metric(
         "watermark_origins", "gauge", "origins",
-        "Origins of the roster: expected, heard of, idle, and lagging: at or behind the watermark.", _origins,
-        ("origins",),
+        "Origins in the roster: expected, seen (heard), idle, and lagging (at or behind the watermark).",
+        _origins, ("origins",),
     ),
     Metric(
-        "watermark_may_lag", "gauge", "origins", "How many origins may lag without holding it back.",
-        _may_lag,
+        "watermark_may_lag", "gauge", "origins",
+        "How many origins may lag without holding the watermark back.", _may_lag,
     ),
     Metric("written_records", "counter", "records", "Records written in transactions.", _total("written")),
     Metric(
         "skipped_records", "counter", "records",
-        "Records left out because an earlier attempt had delivered them.", _total("skipped"),
+        "Records skipped because an earlier attempt had delivered them.", _total("skipped"),
     ),
     Metric("transactions", "counter", "transactions", "Transactions committed.", _total("transactions")),
     Metric("takeovers", "counter", "lanes", "Lanes taken over by another worker.", _total("takeovers")),
     Metric("fences", "counter", "lanes", "Times that another owner had taken a lane.", _total("fences")),
     Metric(
-        "transaction_retries", "counter", "steps", "Steps of transactions asked again.", _total("retries")
+        "transaction_retries", "counter", "steps", "Retried steps of transactions.", _total("retries")
     ),
     Metric(
         "query_retries", "counter", "starts", "Times that a failed query was started again.",
@@ -237,13 +239,16 @@ METRICS = (
     ),
     Metric(
         "last_commit_age_seconds", "gauge", "seconds",
-        "Since the last batch was finished; none before the first.", _commit_age,
+        "Time since the last batch was finished; absent before the first.", _commit_age,
     ),
     Metric(
-        "ready", "gauge", "0 or 1", "What /readyz says.",
-        lambda status, now: [((), not status.not_ready(now))],
+        "ready", "gauge", "0 or 1", "Whether /readyz returns 200.",
+        lambda status, now: [((), not status.readiness_problems(now))],
     ),
-    Metric("phase", "gauge", "0 or 1", "What the service is doing: 1 for that phase.", _phase, ("phase",)),
+    Metric(
+        "phase", "gauge", "0 or 1", "What the service is doing: 1 for the current phase, 0 for the others.",
+        _phase, ("phase",),
+    ),
     Metric(
         "build_info", "gauge", "1", "The version of this program and of Python.",
         lambda status, now: [((__version__, platform.python_version()), 1)], ("version", "python"),
@@ -252,13 +257,13 @@ METRICS = (
 
 
 class StatusCollector(Collector):
-    """Reads all metrics from a status; for a Prometheus registry."""
+    """A Prometheus collector that reads all metrics from a status."""
 
     def __init__(self, status: Status, clock: Callable[[], float] = time.time) -> None:
         self._status, self._clock = status, clock
 
     def collect(self) -> Iterator[Family]:
-        """The families of all metrics, read under one lock and so at one moment."""
+        """The families of all metrics, read under one lock, so their values belong together."""
         now = self._clock()
         with self._status.lock:
             families = [_family(metric, self._status, now) for metric in METRICS]
@@ -285,7 +290,7 @@ def _family(metric: Metric, status: Status, now: float) -> Family:
 
 
 def registry_of(status: Status, clock: Callable[[], float] = time.time) -> CollectorRegistry:
-    """A registry with the service's metrics and nothing else."""
+    """A registry with the metrics of the service and nothing else."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(status, clock))
     return registry

@@ -1,4 +1,4 @@
-// The status page: asks ./status every two seconds and draws it. No library, no build.
+// The status page: fetches ./status every two seconds and draws it. No libraries, no build step.
 "use strict";
 
 const ROUTES = ["unique", "duplicate", "expired", "error", "replay"];
@@ -70,13 +70,13 @@ function bar(share) {
   return outer;
 }
 
-// A round number at or above n: 1, 2 or 5 and zeros.
+// The smallest round number (1, 2 or 5 followed by zeros) that is not below n.
 function ceiling(n) {
   const power = 10 ** Math.floor(Math.log10(n || 1));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= n) || 1;
 }
 
-// The history as one slot for each step of time up to now; what is not there counts as nothing.
+// The history with one slot per time step up to now; null for steps without an entry.
 function timeline(status) {
   const step = status.slot_seconds, last = Math.floor(status.now / step) * step;
   const known = new Map(status.history.map((slot) => [slot.at, slot]));
@@ -85,7 +85,7 @@ function timeline(status) {
   return Array.from({ length: count }, (_, i) => known.get(last - (count - 1 - i) * step) || null);
 }
 
-// Stacked bars: each slot is a list of [value, colour].
+// Draws stacked bars: stack(slot) returns a list of [value, colour].
 function chart(id, status, slots, stack, format) {
   const svg = at(id), width = svg.clientWidth || 600, height = svg.clientHeight || 130;
   const left = 46, bottom = height - 18, inner = width - left;
@@ -122,8 +122,8 @@ function draw(status) {
   at("ready").textContent = status.ready ? "ready" : "not ready";
   at("ready").className = "pill " + (status.ready ? "good" : "bad");
   at("phase").textContent = `${status.phase}, up ${span(status.uptime_seconds)}` +
-    (status.retries ? `; times that the query was started again: ${whole(status.retries)}` : "");
-  const old = status.ready && status.last_fault ? ["last fault: " + status.last_fault] : [];
+    (status.retries ? `; query restarts: ${whole(status.retries)}` : "");
+  const old = status.ready && status.last_fault ? ["last error: " + status.last_fault] : [];
   at("reasons").className = status.ready ? "soft" : "";
   at("reasons").replaceChildren(...status.reasons.concat(old).map((reason) => {
     const item = document.createElement("li");
@@ -137,9 +137,9 @@ function draw(status) {
   at("rate").textContent = last ? short(last.records_per_second) + "/s" : "-";
   at("size").textContent = last ? `${whole(last.records)} records in ${span(last.seconds.total)}` : "";
   at("waiting").textContent = short(status.waiting);
-  at("longest").textContent = `records; the first since ${span(Math.max(0, ...waits))}`;
+  at("longest").textContent = `records; the oldest for ${span(Math.max(0, ...waits))}`;
   at("keys").textContent = last ? short(state.keys) : "-";
-  const disk = status.sizes.disk;  // known where the checkpoint is a local folder
+  const disk = status.sizes.disk;  // known only if the checkpoint is a local folder
   at("bytes").textContent = last ? `keys, ${bytes(state.bytes)} in ${whole(state.buckets)} buckets`
     + (disk === undefined ? "" : `, ${bytes(disk)} on disk`) : "";
 
@@ -166,7 +166,7 @@ function draw(status) {
   table("steps", (last ? Object.entries(last.seconds) : []).map(([step, seconds]) => [
     step, bar(total ? seconds / total : 0), seconds.toFixed(2) + " s",
   ]).concat((last ? Object.entries(last.work) : []).map(([stage, seconds]) => [
-    `${stage}, over all tasks`, bar(total ? seconds / total : 0), seconds.toFixed(2) + " s",
+    `${stage}, all tasks`, bar(total ? seconds / total : 0), seconds.toFixed(2) + " s",
   ])));
   const sum = (name) => whole(status.counts[name] || 0);
   const low = status.watermark, held = status.laggards;
@@ -175,32 +175,32 @@ function draw(status) {
     ...(held && held.origins.lagging ? [["held back by",
       `${whole(held.origins.lagging)} of ${whole(held.origins.expected)} origins (${whole(held.may_lag)} may lag), ` +
       `for ${span(held.still_seconds)}: ` + held.slowest.slice(0, 5).map(
-        ({ origin, progress }) => `${origin} (${progress === null ? "not heard of" : new Date(progress * 1000).toLocaleString()})`,
+        ({ origin, progress }) => `${origin} (${progress === null ? "not seen yet" : new Date(progress * 1000).toLocaleString()})`,
       ).join(", ") + (held.origins.lagging > 5 ? ` and ${whole(held.origins.lagging - 5)} more` : "")]] : []),
     ["marks (sources)", whole(state.sources || 0)], ["gaps", sum("state_gaps")],
     ["marks forgotten", sum("state_forgotten")], ["without a stamp", sum("unstamped")],
     ["keys expired", sum("state_evicted")], ["runs", whole(state.runs || 0)],
     ["cache hits, misses", `${sum("cache_hits")}, ${sum("cache_misses")}`],
-    ["Bloom filter let by in vain", sum("state_false_hits")],
+    ["Bloom filter false positives", sum("state_false_hits")],
   ]);
   table("delivery", [
     ...Object.entries(status.errors).map(([reason, count]) => [`error: ${reason}`, whole(count)]),
     ["transactions", sum("transactions")], ["lanes taken over", sum("takeovers")], ["fences", sum("fences")],
-    ["steps asked again", sum("retries")], ["skipped: delivered before", sum("skipped")],
+    ["retried steps", sum("retries")], ["skipped: already delivered", sum("skipped")],
   ]);
   at("config").textContent = JSON.stringify(status.config, null, 2);
   at("updated").textContent = `As of ${new Date(status.now * 1000).toLocaleTimeString()};`;
 }
 
-async function look() {
+async function refresh() {
   try {
     draw(await (await fetch("status", { cache: "no-store" })).json());
   } catch (error) {
     at("ready").textContent = "no answer";
     at("ready").className = "pill bad";
-    at("phase").textContent = "the service does not answer; what stands below is old";
+    at("phase").textContent = "the service does not answer; the data below is old";
   }
-  setTimeout(look, EVERY_MS);
+  setTimeout(refresh, EVERY_MS);
 }
 
-look();
+refresh();

@@ -1,4 +1,4 @@
-"""What looks at something beside the query, again and again."""
+"""The base of the threads that check something periodically while the query runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Self
 
-END_SECONDS = 2.0  # for a look under way at the end; one that waits for a silent broker is left behind
+END_SECONDS = 2.0  # how long __exit__ waits for a poll in progress; one that waits for a broker is abandoned
 
 
-class Watch(threading.Thread, ABC):
-    """A thread that calls :meth:`look` every ``every`` seconds, from the start of its ``with`` to its end."""
+class Poller(threading.Thread, ABC):
+    """A thread that calls :meth:`poll` every ``every`` seconds. As a context manager it starts and ends."""
 
     def __init__(self, name: str, every: float) -> None:
         super().__init__(name=name, daemon=True)
@@ -18,13 +18,13 @@ class Watch(threading.Thread, ABC):
         self._ended = threading.Event()
 
     @abstractmethod
-    def look(self) -> None:
-        """Look, and tell whoever wants to know."""
+    def poll(self) -> None:
+        """Check once and report the result. Called by this thread only; an exception ends the thread."""
 
     def run(self) -> None:
-        """Look until the end."""
+        """Poll until the end."""
         while True:
-            self.look()
+            self.poll()
             if self._ended.wait(self._every):
                 return
 

@@ -1,6 +1,6 @@
-"""What the running service knows of itself: fed by its driver, read by metrics, health, page and ``top``.
+"""The status of the running service. The driver updates it; metrics, health, page and ``top`` read it.
 
-Times are Unix seconds and come in as arguments. Every method may be called by any thread.
+Times are Unix seconds and are passed in as arguments. Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from replayfilter.service.monitor.lag import Lag
 from replayfilter.service.monitor.storage import Storage
 
 SLOT_SECONDS, SLOTS = 10, 360
-"""The history is an hour, in steps of ten seconds."""
+"""The history covers an hour, in steps of ten seconds."""
 
 LIVE_SECONDS = 60.0
-"""The supervising thread gives a sign of life ten times a second; without one for so long it hangs."""
+"""The supervising thread sends ten heartbeats a second. Without one for this long it is assumed to hang."""
 
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms of batch durations, in seconds."""
 
 ORIGINS = ("expected", "heard", "idle", "lagging")
-"""What is counted of the origins that the watermark waits for; see core/laggards.py."""
+"""The numbers of origins that are exposed; see core/watermark/laggards.py."""
 
-# Those of a batch's counts that are not to be summed up.
+# The counts of a batch that are current values, so they are not summed over batches.
 _LEVELS = {
     "newest_ms", "delay_ms", "watermark_us",
     "state_sources", "state_spread", "state_keys", "state_bytes", "state_memory", "state_runs",
@@ -49,61 +49,61 @@ class Phase(StrEnum):
 
 
 class Durations:
-    """A histogram of seconds: ``counts`` by bucket of :data:`BUCKETS`, the last one unbounded; ``total``."""
+    """A histogram of seconds: ``counts`` per bucket of :data:`BUCKETS` plus one above, and the ``total``."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        """Take one duration in."""
+        """Count one duration."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total += seconds
 
 
 class Status:
-    """The state of one service.
+    """The status of one service.
 
-    ``stale_after``: seconds; with records waiting and no commit for longer, the service is not ready.
-    ``config``: what the page shows of it, without secrets. Times are Unix seconds.
+    ``stale_after``: if records wait and no batch is committed for longer than this many seconds, the service
+    is not ready. ``config``: the config as the page shows it, without secrets.
     """
 
     def __init__(self, service: str, stale_after: float, config: dict[str, Any], now: float) -> None:
         self.service, self.stale_after, self.config = service, stale_after, config
         self.started = now
         self.phase, self.phase_since = Phase.STARTING, now
-        self.fault = ""  # the last one, kept when it has passed
+        self.last_error = ""  # kept after the service has recovered from it
         self.retries = 0  # of the query
         self.batches = 0
         self.last: Batch | None = None
-        self.laggards: Laggards | None = None  # as the last batch with records left them
+        self.laggards: Laggards | None = None  # after the last batch with records
         self.low_since: float | None = None  # when the watermark last moved
         self.totals: Counter[str] = Counter()
         self.durations = {step: Durations() for step in STEPS}
         self.lags: list[Lag] = []
         self.lag_at: float | None = None
-        self.kafka_fault = ""
+        self.kafka_error = ""  # why Kafka does not report the offsets; empty if it does
         self.storage: Storage | None = None
         self.lock = threading.RLock()
         self._behind_since: float | None = None
-        self._sign = now
+        self._heartbeat_at = now
         self._slots: deque[dict[str, Any]] = deque(maxlen=SLOTS)
 
-    # ---- what it is told -----------------------------------------------------------------------------
+    # ---- updates -------------------------------------------------------------------------------------
 
-    def enter(self, phase: Phase, now: float, fault: str = "") -> None:
-        """Go over to another phase; ``fault`` says why, if there is a why."""
+    def enter(self, phase: Phase, now: float, error: str = "") -> None:
+        """Change the phase; ``error`` is the reason if something failed."""
         with self.lock:
-            self.phase, self.phase_since, self._sign = phase, now, now
-            self.fault = fault or self.fault
+            self.phase, self.phase_since, self._heartbeat_at = phase, now, now
+            self.last_error = error or self.last_error
             self.retries += phase is Phase.RETRYING
 
-    def sign_of_life(self, now: float) -> None:
-        """The supervising thread is at work."""
-        self._sign = now
+    def heartbeat(self, now: float) -> None:
+        """The supervising thread is running, and Spark answered at this time."""
+        self._heartbeat_at = now
 
-    def batch(self, batch: Batch) -> None:
-        """A batch was finished."""
+    def add_batch(self, batch: Batch) -> None:
+        """A batch is finished."""
         with self.lock:
             self.batches += 1
             self.last = batch
@@ -121,25 +121,25 @@ class Status:
             for route, count in batch.routes.items():
                 slot[route] += count
 
-    def lag(self, lags: Iterable[Lag], now: float) -> None:
-        """How far each input partition is, as Kafka says now."""
+    def set_lags(self, lags: Iterable[Lag], now: float) -> None:
+        """Kafka has reported the lag of each input partition."""
         with self.lock:
-            self.lags, self.lag_at, self.kafka_fault = list(lags), now, ""
+            self.lags, self.lag_at, self.kafka_error = list(lags), now, ""
             if not self.waiting:
                 self._behind_since = None
             elif self._behind_since is None:
                 self._behind_since = now
             self._slot(now)["lag"] = self.waiting
 
-    def stored(self, storage: Storage) -> None:
-        """What the state takes on disk now."""
+    def set_storage(self, storage: Storage) -> None:
+        """The size of the state on disk."""
         with self.lock:
             self.storage = storage
 
-    def kafka_silent(self, fault: str) -> None:
-        """Kafka did not say how far the partitions are."""
+    def set_kafka_error(self, error: str) -> None:
+        """Kafka did not report the lags."""
         with self.lock:
-            self.kafka_fault = fault
+            self.kafka_error = error
 
     def _slot(self, at: float) -> dict[str, Any]:
         start = int(at) // SLOT_SECONDS * SLOT_SECONDS
@@ -150,57 +150,59 @@ class Status:
             self._slots.append(slot | dict.fromkeys(ROUTES, 0))
         return self._slots[-1]
 
-    # ---- what it says --------------------------------------------------------------------------------
+    # ---- reads ---------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of the state after the last batch by place: see storage.py; those that are known."""
+        """The known sizes of the state in bytes, by the keys of ``storage.LOCATIONS``."""
         sizes = {"memory": self.last.counts.get("state_memory", 0)} if self.last else {}
         return sizes | (self.storage.sizes if self.storage else {})
 
     @property
     def waiting(self) -> int:
-        """Records that wait in the input."""
+        """Records waiting in the input."""
         return sum(lag.records for lag in self.lags)
 
     def commit_age(self, now: float) -> float | None:
         """Seconds since the last batch was finished; None before the first."""
         return None if self.last is None else max(0.0, now - self.last.at)
 
-    def not_live(self, now: float) -> list[str]:
-        """Why the process should be replaced; empty: it need not be."""
-        silent = now - self._sign
+    def liveness_problems(self, now: float) -> list[str]:
+        """Why the process should be restarted; empty if it is live."""
+        silent = now - self._heartbeat_at
         if self.phase is Phase.FAILED:
-            return [f"failed: {self.fault}"]
+            return [f"failed: {self.last_error}"]
         if silent > LIVE_SECONDS and self.phase is Phase.RUNNING:
-            return [f"the supervising thread gave no sign of life for {silent:.0f} s; Spark's JVM may hang"]
+            return [f"no heartbeat of the supervising thread for {silent:.0f} s; Spark's JVM may hang"]
         return []
 
-    def not_ready(self, now: float) -> list[str]:
-        """Why the service doesn't do its work; empty: it does. An idle topic is no reason."""
+    def readiness_problems(self, now: float) -> list[str]:
+        """Why the service is not working; empty if it is ready. An idle input is not a problem."""
         with self.lock:
             if self.phase is not Phase.RUNNING:
-                return [f"{self.phase}: {self.fault}" if self.fault and self.retries else str(self.phase)]
-            reasons = self.not_live(now)
+                known = self.last_error and self.retries
+                return [f"{self.phase}: {self.last_error}" if known else str(self.phase)]
+            reasons = self.liveness_problems(now)
             answered = max(self.lag_at or 0.0, self.phase_since)
             if now - answered > self.stale_after:
                 reasons.append(
-                    f"Kafka has not said for {now - answered:.0f} s how far the input is: {self.kafka_fault}"
+                    f"Kafka has not reported the input's end offsets for {now - answered:.0f} s: "
+                    f"{self.kafka_error}"
                 )
             elif self._behind_since is not None:
                 last = self.last.at if self.last else 0.0
                 idle = now - max(last, self._behind_since, self.phase_since)
                 if idle > self.stale_after:
                     reasons.append(
-                        f"no commit for {idle:.0f} s, while {self.waiting:,} records wait; the bound is "
+                        f"no commit for {idle:.0f} s while {self.waiting:,} records wait; the limit is "
                         f"http.stale_after = {self.stale_after:g} s"
                     )
             return reasons
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """All of it for ``/status``: plain values that JSON knows; ages and durations in seconds."""
+        """Everything for ``/status``, as values that JSON can represent; ages and durations in seconds."""
         with self.lock:
-            reasons, age, last = self.not_ready(now), self.commit_age(now), self.last
+            reasons, age, last = self.readiness_problems(now), self.commit_age(now), self.last
             counts = last.counts if last else {}
             return {
                 "service": self.service,
@@ -208,7 +210,7 @@ class Status:
                 "phase_seconds": round(now - self.phase_since, 1),
                 "ready": not reasons,
                 "reasons": reasons,
-                "live": not self.not_live(now),
+                "live": not self.liveness_problems(now),
                 "uptime_seconds": round(now - self.started, 1),
                 "batches": self.batches,
                 "last_commit_age_seconds": None if age is None else round(age, 1),
@@ -221,25 +223,25 @@ class Status:
                     "routes": last.routes,
                 },
                 "totals": {route: self.totals[route] for route in ROUTES},
-                "errors": self._named("error_"),
+                "errors": self._totals_of("error_"),
                 "watermark": last and last.watermark,
-                "laggards": self._lagging(now),
+                "laggards": self._laggards_view(now),
                 "state": {name[6:]: counts[name] for name in counts if name.startswith("state_")},
                 "sizes": self.sizes,
                 "counts": dict(self.totals),
-                "lag": [lag.shown() for lag in self.lags],
+                "lag": [lag.as_dict() for lag in self.lags],
                 "waiting": self.waiting,
                 "retries": self.retries,
-                "last_fault": self.fault,
-                "kafka_fault": self.kafka_fault,
+                "last_fault": self.last_error,
+                "kafka_fault": self.kafka_error,
                 "slot_seconds": SLOT_SECONDS,
                 "now": now,
                 "history": list(map(dict, self._slots)),
                 "config": self.config,
             }  # fmt: skip
 
-    def _lagging(self, now: float) -> dict[str, Any] | None:
-        """Who holds the watermark back, since when and by how much; None where none is kept."""
+    def _laggards_view(self, now: float) -> dict[str, Any] | None:
+        """What holds the watermark back, since when and by how much; None if no watermark is kept."""
         found = self.laggards
         if found is None:
             return None
@@ -258,5 +260,6 @@ class Status:
             ],
         }
 
-    def _named(self, prefix: str) -> dict[str, int]:
+    def _totals_of(self, prefix: str) -> dict[str, int]:
+        """The totals that are not 0 and whose names start with ``prefix``, without it."""
         return {n.removeprefix(prefix): c for n, c in self.totals.items() if n.startswith(prefix) and c}

@@ -1,7 +1,7 @@
-"""What the state takes, in bytes: in workers' memory and on disk, where Spark keeps several versions of it.
+"""The size of the state in bytes: in the workers' memory, and on disk, where Spark keeps several versions.
 
 A version of a shard is a snapshot (``7_<id>.zip``, which names tables in ``SSTs/``) and the changelogs after
-it. Spark deletes files while they are looked at: one that has gone counts nothing.
+it. Spark may delete files during a measurement; a file that no longer exists counts as 0 bytes.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from replayfilter.service.monitor.poller import Watch
+from replayfilter.service.monitor.poller import Poller
 
-PLACES = {"memory": "in memory", "disk": "on disk", "disk_all": "on disk, with old versions"}
-EVERY_SECONDS = 15.0  # the usual time between two scrapes; a look at some hundred files takes milliseconds
+LOCATIONS = {"memory": "in memory", "disk": "on disk", "disk_all": "on disk, with old versions"}
+EVERY_SECONDS = 15.0  # the usual scrape interval; measuring a few hundred files takes milliseconds
 _NAMED = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog)")
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes on disk: of the ``latest`` version, which a restart reads; of ``all`` that Spark keeps."""
+    """Bytes on disk: of the ``latest`` version, which a restart reads, and of ``all`` versions kept."""
 
     latest: int
     all: int
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By place."""
+        """The bytes by the keys of :data:`LOCATIONS`."""
         return {"disk": self.latest, "disk_all": self.all}
 
 
 def measure(spark: Path) -> Storage:
-    """Measure the state in Spark's folder of a checkpoint; nothing, if there is none yet."""
+    """Measure the state in the ``spark`` folder of a checkpoint; 0 bytes if there is no state yet."""
     state = spark / "state"
     latest = sum(map(_latest, state.glob("[0-9]*/[0-9]*")))
     files = (Path(folder, name) for folder, _, names in os.walk(state) for name in names)
     return Storage(latest, sum(map(_size, files)))
 
 
-class StorageWatch(Watch):
-    """Measures Spark's folder ``spark`` again and again, and tells ``told``: also while nothing comes in."""
+class StoragePoller(Poller):
+    """Measures the ``spark`` folder periodically, also while no records arrive, and calls ``report``."""
 
-    def __init__(self, spark: Path, told: Callable[[Storage], None], every: float = EVERY_SECONDS) -> None:
-        super().__init__("storage-watch", every)
-        self._spark, self._told = spark, told
+    def __init__(self, spark: Path, report: Callable[[Storage], None], every: float = EVERY_SECONDS) -> None:
+        super().__init__("storage-poller", every)
+        self._spark, self._report = spark, report
 
-    def look(self) -> None:
-        """What can't be measured now is measured the next time."""
+    def poll(self) -> None:
+        """Measure once. If that fails, the next poll tries again."""
         with contextlib.suppress(OSError):
-            self._told(measure(self._spark))
+            self._report(measure(self._spark))
 
 
 def _latest(shard: Path) -> int:
-    """Bytes of the last snapshot and what came after; where a batch was tried again, the larger attempt's."""
+    """Bytes of the last snapshot and the changelogs after it. If a batch was retried, the larger attempt."""
     found: dict[str, dict[int, int]] = {"zip": {}, "changelog": {}}
     snapshot = Path()
     for path in shard.iterdir():
@@ -72,7 +72,7 @@ def _latest(shard: Path) -> int:
 
 
 def _tables(snapshot: Path) -> int:
-    """Bytes of the tables that a snapshot names in ``metadata``: a line with the format, then JSON."""
+    """Bytes of the tables that a snapshot's ``metadata`` file names: one line with the format, then JSON."""
     try:
         with zipfile.ZipFile(snapshot) as archive:
             metadata = json.loads(archive.read("metadata").split(b"\n", 1)[1])

@@ -1,4 +1,4 @@
-"""``replayfilter top``: the status of a running service, live on a terminal."""
+"""``replayfilter top``: a live view of a running service on the terminal."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rich.text import Text
 from replayfilter.errors import ReplayfilterError
 from replayfilter.service.config.model import Config
 from replayfilter.service.monitor.batch import ROUTES
-from replayfilter.service.monitor.storage import PLACES
+from replayfilter.service.monitor.storage import LOCATIONS
 
 EVERY_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
-PARTITIONS_SHOWN = 12  # those that wait most
-NAMES_SHOWN = 3  # of the origins that hold the watermark back
+PARTITIONS_SHOWN = 12  # the ones with the most waiting records
+NAMES_SHOWN = 3  # origins that hold the watermark back
 
 
 def watch(config: Config, console: Console, once: bool = False) -> None:
-    """Show the status until interrupted; ``once``: a single time.
+    """Show the status until interrupted; ``once``: show it a single time.
 
-    Raises ReplayfilterError if no service answers at first; later that is shown, and asked again.
+    Raises ReplayfilterError if the service doesn't answer at first. Later it shows the error and tries again.
     """
     if not config.http.port:
         raise ReplayfilterError(
-            "http.port = 0: the service has no status to show; set a port under [http] and start it again"
+            "http.port = 0: the service serves no status; set a port under [http] and restart the service"
         )
     url = f"http://{config.http.host}:{config.http.port}/status"
-    view = render(ask(url))
+    view = render(fetch_status(url))
     if once:
         console.print(view)
         return
@@ -42,19 +42,19 @@ def watch(config: Config, console: Console, once: bool = False) -> None:
         while True:
             time.sleep(EVERY_SECONDS)
             try:
-                view = render(ask(url))
+                view = render(fetch_status(url))
                 live.update(view, refresh=True)
             except ReplayfilterError as error:
                 live.update(Group(Text(str(error), style="red"), view), refresh=True)
 
 
-def ask(url: str) -> dict[str, Any]:
-    """The status at ``url``. Raises ReplayfilterError if it does not answer as a service does."""
+def fetch_status(url: str) -> dict[str, Any]:
+    """The status at ``url``. Raises ReplayfilterError if there is no service or it doesn't answer."""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
-            status: dict[str, Any] = json.load(answer)
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as response:
+            status: dict[str, Any] = json.load(response)
             if "phase" not in status:
-                raise ValueError("no phase in it")
+                raise ValueError("the response has no phase")
             return status
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
@@ -62,11 +62,13 @@ def ask(url: str) -> dict[str, Any]:
             f"no service answers at {url} ({reason}); start it, or correct http.port and http.bind"
         ) from error
     except ValueError as error:
-        raise ReplayfilterError(f"what answers at {url} is no replayfilter: correct http.port") from error
+        raise ReplayfilterError(
+            f"the server at {url} is not replayfilter; correct http.port"
+        ) from error
 
 
 def render(status: dict[str, Any]) -> RenderableType:
-    """The view of one status."""
+    """The view of a status."""
     ready = status["ready"]
     head = Text.assemble(
         (status["service"], "bold"),
@@ -98,28 +100,28 @@ def _facts(status: dict[str, Any]) -> Table:
     if last:
         speed = f"{last['records']:,} records in {last['seconds']['total']:.2f} s"
         table.add_row("last batch", f"{speed} ({last['records_per_second']:,}/s)")
-        steps = ", ".join(f"{step} {took:.2f} s" for step, took in last["seconds"].items() if step != "total")
-        table.add_row("", steps)
+        steps = (f"{step} {took:.2f} s" for step, took in last["seconds"].items() if step != "total")
+        table.add_row("", ", ".join(steps))
         table.add_row("keys", f"{state['keys']:,} in {state['buckets']:,} buckets, {state['bytes']:,} bytes")
-        sizes = [f"{size:,} {PLACES[place]}" for place, size in status["sizes"].items()]
+        sizes = [f"{size:,} {LOCATIONS[location]}" for location, size in status["sizes"].items()]
         table.add_row("state bytes", ", ".join(sizes))
         table.add_row("marks", f"{state['sources']:,}; gaps {counts.get('state_gaps', 0):,}")
         if low := status["watermark"]:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(low))
             table.add_row("watermark", f"{when}, {_span(status['now'] - low)} behind")
-        if waited := _waited_for(status.get("laggards")):
-            table.add_row("held by", waited)
+        if laggards := _held_back_by(status.get("laggards")):
+            table.add_row("held back by", laggards)
         names = ("transactions", "takeovers", "fences", "retries")
         table.add_row("delivery", ", ".join(f"{name} {counts.get(name, 0):,}" for name in names))
     if errors := ", ".join(f"{reason} {count:,}" for reason, count in status["errors"].items()):
         table.add_row("errors", errors)
     if status["retries"]:
-        table.add_row("started again", f"{status['retries']}; last fault: {status['last_fault']}")
+        table.add_row("restarts", f"{status['retries']}; last error: {status['last_fault']}")
     return table
 
 
-def _waited_for(laggards: dict[str, Any] | None) -> str:
-    """The origins that hold the watermark back; empty where none are counted."""
+def _held_back_by(laggards: dict[str, Any] | None) -> str:
+    """The origins that hold the watermark back; empty if there are none."""
     if not laggards or not laggards["origins"]["lagging"]:
         return ""
     counts, slowest = laggards["origins"], [each["origin"] for each in laggards["slowest"][:NAMES_SHOWN]]

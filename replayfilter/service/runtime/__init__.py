@@ -1,1 +1,1 @@
-"""One run of the service, from preflight to the end."""
+"""One execution of the service, from the checks before the start to the end."""

@@ -1,7 +1,7 @@
-"""The service's folder of memory, and the identity file in it that says what the memory means.
+"""The checkpoint folder of a service: its identity file, its lock, and Spark's own checkpoint.
 
-<service.checkpoint>/replayfilter.json    what the state was made with; see Identity
-<service.checkpoint>/lock                 held while a service works on it (local folders only)
+<service.checkpoint>/replayfilter.json    the settings that the state was created with; see Identity
+<service.checkpoint>/lock                 locked while a service uses the checkpoint
 <service.checkpoint>/spark/               Spark's own checkpoint: offsets, commits, state
 """
 
@@ -17,69 +17,60 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.rules import Match
 from replayfilter.errors import CheckpointError
 from replayfilter.service.config.model import Config
 
 FORMAT = 1
 IDENTITY, LOCK, SPARK = "replayfilter.json", "lock", "spark"
-# A killed service's JVM sees within a second that its driver is gone, but may first finish a write or a full
-# collection of its 2 GB; a service that runs holds the lock for longer than anyone waits.
+# The JVM of a killed service notices within a second that its driver has gone, but may first have to finish a
+# write or a full garbage collection of 2 GB. A running service keeps the lock much longer than this.
 LOCK_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 Offsets = dict[str, dict[int, int]]  # topic: partition: offset
 
 
-class Files(Protocol):
-    """The few things done to files of a checkpoint; names are relative to it, "/" between parts."""
-
-    def read(self, name: str) -> bytes | None:
-        """A file's content; None if there is no such file."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file as a whole: a reader finds the old content or the new. OSError if that fails."""
-
-    def names(self, folder: str) -> list[str]:
-        """What a folder holds; empty if there is none."""
-
-
 class CheckpointFolder:
-    """``Files`` in a folder of this machine."""
+    """Reads and writes files of a checkpoint. Names are relative to ``path``, with "/" between parts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def read(self, name: str) -> bytes | None:
+        """The content of a file; None if the file does not exist."""
         try:
-            return (self.folder / name).read_bytes()
+            return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle, path = tempfile.mkstemp(prefix=f".{name}.", dir=self.folder)
+        """Replace a file atomically: a reader finds the old content or the new. Raises OSError on failure."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(path, self.folder / name)
+            os.replace(temporary, self.path / name)
         except BaseException:
-            os.unlink(path)
+            os.unlink(temporary)
             raise
 
     def names(self, folder: str) -> list[str]:
+        """The names in a subfolder; empty if the subfolder does not exist."""
         try:
-            return os.listdir(self.folder / folder)
+            return os.listdir(self.path / folder)
         except FileNotFoundError:
             return []
 
 
 def local_folder(checkpoint: str) -> Path | None:
-    """The folder that ``service.checkpoint`` names, None if it is not of this machine.
+    """The local folder that ``service.checkpoint`` names; None if it is on another file system.
 
     >>> local_folder("file:///var/lib/orders")
     PosixPath('/var/lib/orders')
@@ -91,12 +82,14 @@ def local_folder(checkpoint: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the state in a checkpoint was made with: other values would read it wrongly.
+    """The settings that the state in a checkpoint was created with. With other values it would be misread.
 
-    Not among them, so free to change: period, mark_ttl, max_future, output topics, and all that has to do
-    with how the service runs. ``key`` and ``expiry_key`` are as in the config; ``span`` is in units of the
-    expiry key; what is not used is empty; ``topic_ids`` maps input topics to Kafka's ids, which a
-    topic that is made anew doesn't keep.
+    Settings that are not listed here may be changed at any time: the period, mark_ttl, max_future, the output
+    topics, and everything about how the service is operated.
+
+    ``key`` and ``expiry_key`` are as in the config. ``span`` is in units of the expiry key. Unused fields are
+    empty. ``topic_ids`` maps input topics to Kafka's topic ids: a topic that is deleted and created again
+    has a new id.
     """
 
     service: str
@@ -116,13 +109,13 @@ class Identity:
     version: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """The identity file's content: JSON with one key a line, for people too."""
+        """The content of the identity file: JSON with one key per line, so that people can read it too."""
         values = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
         return json.dumps(values, indent=2).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Identity:
-        """Read an identity file; CheckpointError if it is none, or one of a later version."""
+        """Parse an identity file. Raises CheckpointError if it is damaged or has an unknown format."""
         remedy = "use the version of replayfilter that wrote it, or another service.checkpoint"
         try:
             values = json.loads(content)
@@ -136,10 +129,10 @@ class Identity:
             raise CheckpointError(f"{IDENTITY} is damaged or not ours; {remedy}") from None
 
 
-# Identity files keep the names they were first written with.
+# Identity files keep the field names of the first version that wrote them.
 _STORED_NAMES = {"remember_first": "remember_origin"}
 
-# What the config calls each value, and what to do besides setting it back.
+# The config key of each value.
 _NAMES = {
     "service": "service.name",
     "format": "input.format",
@@ -159,10 +152,10 @@ _NAMES = {
 def identity_of(
     config: Config, cluster_id: str, topic_ids: Mapping[str, str], cores: int, kept: Identity | None
 ) -> Identity:
-    """What the config asks for; what it leaves open is taken from ``kept``, the checkpoint's identity.
+    """The identity that the config asks for. Open values come from ``kept``, the checkpoint's identity.
 
-    So a default bucket span or shard count stays what it was at first start, on whatever machine and
-    whatever the period is by now.
+    A default bucket span or shard count therefore stays as it was at the first start, even if the service
+    moves to another machine or the period changes.
     """
     dedup = config.dedup
     shards = config.service.shards or (kept.shards if kept else cores)
@@ -177,9 +170,9 @@ def identity_of(
         key=dedup.key if dedup.enabled else [],
         expiry_key=dedup.expiry_key if config.expires else "",
         unit=unit,
-        clock=dedup.clock if dedup.enabled else "none",
+        clock=(config.clock if dedup.enabled else Clock.NONE).value,
         span=kept.span if kept is not None and keep_span else config.span_units,
-        match=dedup.match if config.expires else "window",
+        match=dedup.match if config.expires else Match.WINDOW.value,
         cluster_id=cluster_id,
         topic_ids=dict(topic_ids),
         remember_first=dedup.enabled and dedup.remember_first,
@@ -187,63 +180,68 @@ def identity_of(
 
 
 def differences(kept: Identity, asked: Identity) -> list[str]:
-    """One sentence for each way in which the config doesn't fit the checkpoint."""
+    """One message for each setting in which the config differs from the checkpoint."""
     found = {}
     for name, path in _NAMES.items():
         was, now = getattr(kept, name), getattr(asked, name)
         if was != now:
             found[path] = (
-                f"{path}: the checkpoint was made with {json.dumps(was)}, the config says {json.dumps(now)}; "
-                "set it back, or give a new service.name and service.checkpoint to start with an empty memory"
+                f"{path}: the checkpoint was created with {json.dumps(was)}, but the config says "
+                f"{json.dumps(now)}; set it back, or set a new service.name and service.checkpoint to start "
+                "with an empty state"
             )
     if kept.cluster_id != asked.cluster_id:
         return [
             *found.values(),
-            f"kafka.bootstrap: the checkpoint belongs to Kafka cluster {kept.cluster_id}, this one is "
-            f"{asked.cluster_id}; connect to the former, or give a new service.checkpoint",
+            f"kafka.bootstrap: the checkpoint belongs to Kafka cluster {kept.cluster_id}, but this one is "
+            f"{asked.cluster_id}; connect to the former, or set a new service.checkpoint",
         ]
     if kept.topic_ids.keys() != asked.topic_ids.keys():
         found["input.topics"] = (
-            f"input.topics: the checkpoint was made with {sorted(kept.topic_ids)}, the config says "
-            f"{sorted(asked.topic_ids)}; set it back, or run another service for the others"
+            f"input.topics: the checkpoint was created with {sorted(kept.topic_ids)}, but the config says "
+            f"{sorted(asked.topic_ids)}; set it back, or run another service for the other topics"
         )
     for topic in kept.topic_ids.keys() & asked.topic_ids.keys():
         if kept.topic_ids[topic] != asked.topic_ids[topic]:
             found[topic] = (
-                f"input.topics: {topic} was deleted and made again, so the checkpoint's offsets mean other "
-                "records; give a new service.name and service.checkpoint"
+                f"input.topics: {topic} was deleted and created again, so the checkpoint's offsets belong to "
+                "other records; set a new service.name and service.checkpoint"
             )
     return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far Spark's checkpoint is: ``start`` of the first batch, ``end`` of the last finished one."""
+class SparkProgress:
+    """Offsets in Spark's checkpoint: the first batch's ``start`` and the last finished batch's ``end``."""
 
     start: Offsets
     end: Offsets
 
 
-def spark_progress(files: CheckpointFolder) -> Progress | None:
-    """Read Spark's own logs; None if no batch was finished. CheckpointError if they can't be read."""
-    finished = [int(name) for name in files.names(f"{SPARK}/commits") if name.isdecimal()]
+def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
+    """Read Spark's own logs; None if no batch is finished. Raises CheckpointError if they are damaged."""
+    finished = [int(name) for name in checkpoint.names(f"{SPARK}/commits") if name.isdecimal()]
     if not finished:
         return None
     last = max(finished)
     try:
-        end = _offsets(files.read(f"{SPARK}/offsets/{last}"))
-        return Progress(_offsets(files.read(f"{SPARK}/sources/0/0")), end)
+        end = _offsets(checkpoint.read(f"{SPARK}/offsets/{last}"))
+        return SparkProgress(_offsets(checkpoint.read(f"{SPARK}/sources/0/0")), end)
     except ValueError as error:
         raise CheckpointError(
-            f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or start anew with another "
+            f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or start with a new "
             "service.checkpoint and --from-committed"
         ) from None
 
 
 def _offsets(content: bytes | None) -> Offsets:
-    """The last line of Spark's log entry: {"topic": {"partition": offset}}; ValueError if there is none."""
+    r"""Parse the last line of an entry in Spark's log. Raises ValueError if there is no such line.
+
+    >>> _offsets(b'v1\n{"orders": {"0": 5}}')
+    {'orders': {0: 5}}
+    """
     if content is None:
-        raise ValueError("its offsets are missing")
+        raise ValueError("the file with its offsets is missing")
     line = content.decode("utf-8", "replace").rsplit("\n", 1)[-1]
     return {
         topic: {int(partition): int(offset) for partition, offset in partitions.items()}
@@ -252,11 +250,13 @@ def _offsets(content: bytes | None) -> Offsets:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, patience: float = LOCK_SECONDS) -> Iterator[int]:
-    """Keep other services off a checkpoint; CheckpointError if one is at work there for ``patience`` seconds.
+def locked(folder: Path, timeout: float = LOCK_SECONDS) -> Iterator[int]:
+    """Lock a checkpoint for one service; yields the descriptor of the lock file.
 
-    The system drops the lock with the last process that has the descriptor, which is what this gives,
-    however it ends: with the JVM too, which works on the checkpoint and may outlive a killed driver.
+    Waits ``timeout`` seconds for the lock. Raises CheckpointError if another process still holds it then.
+
+    Give the descriptor to the JVM: it writes to the checkpoint and may outlive a killed driver. The operating
+    system releases the lock when the last process that has the descriptor open ends, for whatever reason.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,12 +264,12 @@ def locked(folder: Path, patience: float = LOCK_SECONDS) -> Iterator[int]:
     except OSError as error:
         raise CheckpointError(unwritable(folder, error)) from None
     with file:
-        if not _acquired(file.fileno(), patience):
+        if not _acquire(file.fileno(), timeout):
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise CheckpointError(
-                f"service.checkpoint = {folder}: in use by {owner}, or a Java process it has left; stop "
-                "that first, or give each service its own checkpoint"
+                f"service.checkpoint = {folder}: in use by {owner}, or by a Java process that it left "
+                "behind; stop it first, or set a different checkpoint for each service"
             )
         file.seek(0)
         file.truncate()
@@ -278,9 +278,9 @@ def locked(folder: Path, patience: float = LOCK_SECONDS) -> Iterator[int]:
         yield file.fileno()
 
 
-def _acquired(descriptor: int, patience: float) -> bool:
-    """Whether the lock could be had within so many seconds."""
-    until = time.monotonic() + patience
+def _acquire(descriptor: int, timeout: float) -> bool:
+    """Wait up to ``timeout`` seconds for the lock; False if it is still held by another process then."""
+    until = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -292,8 +292,8 @@ def _acquired(descriptor: int, patience: float) -> bool:
 
 
 def unwritable(folder: Path, error: OSError) -> str:
-    """The sentence for a checkpoint that can't be written."""
+    """The message for a checkpoint that can't be written."""
     return (
         f"service.checkpoint = {folder}: can't be written ({error.strerror or error}); "
-        "give this user the right to, or name another folder"
+        "grant this user write permission, or set another folder"
     )

@@ -1,4 +1,4 @@
-"""What ``run`` shows while it works: one living line on a terminal, one plain line a batch elsewhere."""
+"""The text output of ``run``: a progress line on a terminal, otherwise one plain line per batch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from replayfilter.service.monitor.batch import ROUTES, Batch
 
 
 class Reporter:
-    """Shows each finished batch; a context manager, so that the living line goes when the work ends.
+    """Prints each finished batch. As a context manager it shows the progress line, and removes it at the end.
 
-    ``console`` decides by itself whether it is a terminal.
+    There is a progress line only if ``console`` is a terminal.
     """
 
     def __init__(self, console: Console) -> None:
         self.totals: Counter[str] = Counter()
         self.batches = 0
-        self._console, self._errors = console, Console(stderr=True)
+        self._console, self._stderr = console, Console(stderr=True)
         self._line = Text("waiting for the first batch")
         self._live: Live | None = None
 
@@ -41,10 +41,10 @@ class Reporter:
             self._live.stop()
         if kind is None:
             batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
-            self.say(f"{batches}: {self._counts(self.totals)}")
+            self.info(f"{batches}: {self._counts(self.totals)}")
 
     def batch(self, batch: Batch) -> None:
-        """Show one batch; those that took nothing in are passed over."""
+        """Show one batch. Batches without records are not shown."""
         if not batch.records:
             return
         self.totals.update(batch.routes)
@@ -53,27 +53,27 @@ class Reporter:
         head = f"batch {batch.number}: {batch.records:,} records in {batch.seconds['total']:.2f} s{speed}"
         if self._live is not None:
             self._line = Text(
-                f"{head}; in all {self._counts(self.totals)}", overflow="ellipsis", no_wrap=True
+                f"{head}; in total {self._counts(self.totals)}", overflow="ellipsis", no_wrap=True
             )
             self._live.update(Spinner("dots", self._line))
         else:
-            self.say(f"{head}: {self._counts(batch.routes)}")
+            self.info(f"{head}: {self._counts(batch.routes)}")
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def info(self, text: str) -> None:
+        """Print a line that stays on the screen."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def warn(self, sentence: str) -> None:
-        """A sentence for stderr; the living line stays below it."""
+    def warning(self, text: str, cause: BaseException | None = None) -> None:
+        """Print a warning: above the progress line if there is one, otherwise to stderr."""
         if self._live is not None:
-            self.say(sentence)
+            self.info(text)
         else:
-            self.complain(sentence)
+            self.error(text)
 
-    def complain(self, *sentences: str) -> None:
-        """Errors and warnings go to stderr, one line each."""
-        for sentence in sentences:
-            self._errors.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    def error(self, *texts: str, cause: BaseException | None = None) -> None:
+        """Print errors to stderr, one per line."""
+        for text in texts:
+            self._stderr.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _counts(self, counts: Mapping[str, int]) -> str:
         return ", ".join(f"{route} {counts.get(route, 0):,}" for route in ROUTES)

@@ -1,24 +1,22 @@
-"""What ``run`` says to machines: a JSON object a line, with time, level, service; batch and lane if known."""
+"""The JSON log of ``run``: one object per line with time, level and service; batch and lane if known."""
 
 from __future__ import annotations
 
-import re
 import sys
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 import structlog
 
+from replayfilter.errors import DeliveryError
 from replayfilter.service.monitor.batch import Batch
-
-_LANE = re.compile(r"\blane \S+-(\d+)\b")
 
 
 class JsonLog:
-    """Writes to ``out``; a context manager like :class:`~replayfilter.service.runtime.console.Reporter`."""
+    """Writes to ``out``. Used in place of :class:`~replayfilter.service.runtime.console.Reporter`."""
 
     def __init__(self, service: str, out: TextIO | None = None) -> None:
-        self._batch: int | None = None
+        self._last_batch: int | None = None
         self._log: Any = structlog.wrap_logger(
             structlog.PrintLogger(out or sys.stdout),
             processors=[
@@ -36,11 +34,11 @@ class JsonLog:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if kind is None:
-            self._log.info("ended", **self._last())
+            self._log.info("ended", **self._context(None))
 
     def batch(self, batch: Batch) -> None:
-        """A line for a finished batch."""
-        self._batch = batch.number
+        """Log a finished batch."""
+        self._last_batch = batch.number
         self._log.info(
             "batch",
             batch=batch.number,
@@ -52,24 +50,22 @@ class JsonLog:
             fences=batch.counts.get("fences", 0),
         )
 
-    def say(self, event: str, **facts: Any) -> None:
-        """A line of news."""
-        self._log.info(event, **facts)
+    def info(self, text: str) -> None:
+        """Log an event."""
+        self._log.info(text)
 
-    def warn(self, sentence: str) -> None:
-        """A line for a fault that is tried again, or that keeps nothing from working."""
-        self._log.warning(sentence, **self._last(), **_lane(sentence))
+    def warning(self, text: str, cause: BaseException | None = None) -> None:
+        """Log a problem that the service goes on after. ``cause`` is the error behind it, if there is one."""
+        self._log.warning(text, **self._context(cause))
 
-    def complain(self, *sentences: str) -> None:
-        """A line for each fault that ends the service; people read the same on stderr."""
-        for sentence in sentences:
-            self._log.error(sentence, **self._last(), **_lane(sentence))
-            print(sentence, file=sys.stderr, flush=True)
+    def error(self, *texts: str, cause: BaseException | None = None) -> None:
+        """Log the errors that end the service, and print them to stderr, where people read them."""
+        for text in texts:
+            self._log.error(text, **self._context(cause))
+            print(text, file=sys.stderr, flush=True)
 
-    def _last(self) -> dict[str, int]:
-        return {} if self._batch is None else {"batch": self._batch}
-
-
-def _lane(sentence: str) -> dict[str, int]:
-    found = _LANE.search(sentence)
-    return {"lane": int(found[1])} if found else {}
+    def _context(self, cause: BaseException | None) -> dict[str, int]:
+        """The last batch, and the lane that the error is about."""
+        batch = {} if self._last_batch is None else {"batch": self._last_batch}
+        lane = cause.lane if isinstance(cause, DeliveryError) else None
+        return batch if lane is None else batch | {"lane": lane}

@@ -1,17 +1,18 @@
-"""The config in the pipeline's terms: plain numbers, topics with their partition counts, secrets resolved."""
+"""From the config to the settings of the pipeline: plain numbers, partition counts, resolved secrets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Match, Rules
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import SPARK, local_folder
 from replayfilter.service.runtime.preflight import Findings
-from replayfilter.service.runtime.roster_watch import watermark_rules
+from replayfilter.service.runtime.roster_poller import watermark_rules
 from replayfilter.spark.partitioning import output_pid
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 
@@ -25,15 +26,14 @@ _ROUTES = {
 
 
 def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings:
-    """What the pipeline is to do; ``findings`` are those of a preflight without faults."""
+    """The settings of the pipeline. ``findings`` must be without errors, otherwise ValueError."""
     identity = findings.identity
-    if identity is None or findings.faults:
-        raise ValueError("the preflight found faults, so there is nothing to plan")
+    if identity is None or findings.errors:
+        raise ValueError("the preflight found errors, so the service can't start")
     service, dedup = config.service, config.dedup
     folder = local_folder(service.checkpoint)
-    place = (
-        service.checkpoint.rstrip("/") if folder is None else f"file:{folder}"
-    )  # not what fs.defaultFS says
+    # With "file:", Spark doesn't resolve the path against fs.defaultFS.
+    checkpoint = service.checkpoint.rstrip("/") if folder is None else f"file:{folder}"
     outputs = {
         route: Output(topic, findings.partitions[topic])
         for path, topic in config.output_topics().items()
@@ -41,7 +41,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
     }
     return PipelineSettings(
         service=service.name,
-        checkpoint=f"{place}/{SPARK}",
+        checkpoint=f"{checkpoint}/{SPARK}",
         bootstrap=config.kafka.bootstrap,
         options=config.client_options(),
         topics=tuple(config.input.topics),
@@ -62,13 +62,13 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             replay=config.replay.enabled,
             mark_ttl_us=config.replay.mark_ttl,
             dedup=dedup.enabled,
-            clock=identity.clock,
+            clock=Clock(identity.clock),
             period=config.period_units,
             span=identity.span,
-            match=identity.match,
+            match=Match(identity.match),
             unit=config.length_unit,
             max_jump=dedup.max_jump,
-            remember_origin=identity.remember_origin,
+            remember_first=identity.remember_first,
             watermark=_watermark(config, findings) if config.watermark.enabled else None,
         ),
         max_future_us=dedup.max_future,
@@ -88,13 +88,13 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
 
 
 def _watermark(config: Config, findings: Findings) -> WatermarkRules:
-    """Whom to wait for: the roster as it is now, or each partition of the input topics."""
+    """What the watermark waits for: the current roster, or each partition of the input topics."""
     partitions = {topic: findings.partitions[topic] for topic in config.input.topics}
     return watermark_rules(config.watermark, partitions)
 
 
 def _avro(config: Config) -> AvroSpec:
-    """Where schemas are, with the texts of files: workers on other machines don't have those."""
+    """Where schemas come from. Files are read here, since workers on other machines don't have them."""
     return AvroSpec(
         encoding=config.avro.encoding,
         registry=config.avro.registry,

@@ -1,6 +1,6 @@
-"""What is looked at before the service starts, so that what can't work is said at once and in words.
+"""The checks before a start, so that whatever can't work is reported at once and in plain messages.
 
-Faults keep it from starting; warnings don't. Every question to Kafka has a time limit.
+Errors prevent the start, warnings don't. Every request to Kafka has a time limit.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 import re
 from dataclasses import dataclass, field
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster, Topic
-from replayfilter.kafka.chunk import InputPartition
 from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.reader import RangeReader, partition_of
 from replayfilter.service.config.model import Config
@@ -19,7 +19,6 @@ from replayfilter.service.runtime.checkpoint import (
     IDENTITY,
     SPARK,
     CheckpointFolder,
-    Files,
     Identity,
     Offsets,
     differences,
@@ -28,83 +27,80 @@ from replayfilter.service.runtime.checkpoint import (
     spark_progress,
     unwritable,
 )
-from replayfilter.service.tools.topics import too_tight
+from replayfilter.service.runtime.output_topics import too_strict
 
 READ_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found. Without ``faults`` the service may start as ``identity`` says.
+    """The result of the checks. Without ``errors`` the service may start with ``identity``.
 
-    ``partitions`` counts those of every topic. ``starting`` holds the offsets to begin at when the committed
-    ones stand in for a lost checkpoint.
+    ``partitions``: the partition count of every topic. ``starting``: the offsets to start at, if the
+    committed ones replace a lost checkpoint.
     """
 
-    faults: list[str]
+    errors: list[str]
     warnings: list[str] = field(default_factory=list)
     identity: Identity | None = None
     partitions: dict[str, int] = field(default_factory=dict)
     starting: Offsets | None = None
 
 
-def inspect(config: Config, from_committed: bool, files: CheckpointFolder | None = None) -> Findings:
-    """Look at the broker, the topics and the checkpoint, and tell all that is wrong.
+def inspect(config: Config, from_committed: bool) -> Findings:
+    """Check the checkpoint, the topics, the config against the state, and the committed offsets.
 
-    ``files`` reads a checkpoint that is not on this machine.
+    Finds as many problems as possible in one go. A step that depends on an earlier one is left out if that
+    one found errors.
     """
-    faults: list[str] = []
+    errors: list[str] = []
     warnings: list[str] = []
-    if files is None:
-        files = _local_files(config, faults)
-    kept, started = _read_identity(files, faults) if files else (None, False)
+
+    # 1. The checkpoint folder must be writable, and it must be empty or hold a checkpoint of this program.
+    checkpoint = _open_checkpoint(config, errors)
+    kept, started = _read_identity(checkpoint, errors) if checkpoint else (None, False)
+
+    # 2. All topics must exist. An output topic that may cause trouble later is a warning.
     try:
         cluster = Cluster(config.kafka.bootstrap, config.client_options())
         cluster_id = cluster.id
-        outputs = config.output_topics()
-        topics = cluster.topics([*config.input.topics, *outputs.values()])
+        topics = cluster.topics([*config.input.topics, *config.output_topics().values()])
     except BrokerError as error:
-        return Findings([*faults, str(error)])
-    faults += _missing_topics(config, topics)
-    if faults:
-        return Findings(faults)
-    warnings += _uneven_partitions(config, topics)
+        return Findings([*errors, str(error)])
+    errors += _missing_topics(config, topics)
+    if errors or checkpoint is None:
+        return Findings(errors)
+    warnings += _uneven_partitions(config, topics) + _tight_outputs(config, cluster)
 
-    warnings += _tight_outputs(config, cluster)
-
+    # 3. The config must fit the state in the checkpoint.
     ids = {name: topics[name].id for name in config.input.topics}
     identity = identity_of(config, cluster_id, ids, core_count(config.service.master), kept)
-    if kept is not None:
-        faults += differences(kept, identity)
-    elif not config.service.shards and core_count(config.service.master) == 0:
-        faults.append(
-            f"service.shards: missing; how many cores {config.service.master} has can't be seen from here, "
-            "so set it under [service], for example shards = 16"
-        )
-    if faults:
-        return Findings(faults, warnings)
+    errors += differences(kept, identity) if kept else _unknown_shard_count(config)
+    if errors:
+        return Findings(errors, warnings)
 
+    # 4. The committed offsets of the consumer group must fit the checkpoint.
     starting = None
     try:
-        sources = [(name, part) for name in config.input.topics for part in range(topics[name].partitions)]
-        # Not settled: if the service was killed in a delivery, they would be told only after its next start.
-        committed = cluster.committed(config.service.name, sources, settled=False)
-        if started and files is not None:
-            faults += _behind(config, files, committed)
+        inputs = [(name, part) for name in config.input.topics for part in range(topics[name].partitions)]
+        # After a kill during a delivery, stable offsets would be available only after the next start.
+        committed = cluster.committed(config.service.name, inputs, stable=False)
+        if started:
+            errors += _group_behind(config, checkpoint, committed)
             if from_committed:
-                warnings.append("--from-committed has no effect: the checkpoint is there, and is used")
-        elif committed and not from_committed:
-            faults.append(_lost(config, committed))
-        elif committed:
+                warnings.append("--from-committed has no effect: there is a checkpoint, and it is used")
+        elif committed and from_committed:
             starting = offsets_by_topic(committed)
+        elif committed:
+            errors.append(_checkpoint_lost(config, committed))
     except (BrokerError, CheckpointError) as error:
-        faults.append(str(error))
+        errors.append(str(error))
     partitions = {name: topic.partitions for name, topic in topics.items()}
-    return Findings(faults, warnings, identity, partitions, starting)
+    return Findings(errors, warnings, identity, partitions, starting)
 
 
 def core_count(master: str) -> int:
-    """The cores of a local master; 0 for a cluster, which can't be known from here.
+    """The number of cores of a local master; 0 for a cluster, since its size is not known here.
 
     >>> core_count("local[3]"), core_count("local"), core_count("yarn")
     (3, 1, 0)
@@ -129,13 +125,13 @@ def offsets_by_topic(offsets: dict[InputPartition, int]) -> Offsets:
 
 
 def _missing_topics(config: Config, topics: dict[str, Topic]) -> list[str]:
-    faults = [
+    missing_inputs = [
         f'input.topics: there is no topic "{name}" at {config.kafka.bootstrap}; create it or correct the name'
         for name in config.input.topics
         if name not in topics
     ]
-    return faults + [
-        f'{path}: there is no topic "{name}" at {config.kafka.bootstrap}; create what is missing with: '
+    return missing_inputs + [
+        f'{path}: there is no topic "{name}" at {config.kafka.bootstrap}; create missing topics with: '
         "replayfilter topics CONFIG"
         for path, name in config.output_topics().items()
         if name not in topics
@@ -143,15 +139,15 @@ def _missing_topics(config: Config, topics: dict[str, Topic]) -> list[str]:
 
 
 def _uneven_partitions(config: Config, topics: dict[str, Topic]) -> list[str]:
-    """Records go to input partition % count, so any count works; another than the input's is rarely meant."""
+    """Records go to the input partition % count, so any count works. Different counts are rarely intended."""
     most = max(topics[name].partitions for name in config.input.topics)
     warnings = []
     for path, name in config.output_topics().items():
         count = topics[name].partitions
         if count < most:
             warnings.append(
-                f"{path}: {name} has {count} partitions, the input has {most}, so some of its partitions get "
-                "several of the input's; each one's order is kept, but they mingle"
+                f"{path}: {name} has {count} partitions, the input has {most}, so some output partitions "
+                "receive several input partitions; the order within each is kept, but their records are mixed"
             )
         elif count > most:
             warnings.append(
@@ -161,102 +157,114 @@ def _uneven_partitions(config: Config, topics: dict[str, Topic]) -> list[str]:
 
 
 def _tight_outputs(config: Config, cluster: Cluster) -> list[str]:
-    """Output topics that would refuse records which the input takes: delivery would stop there."""
+    """Output topics that would refuse records that the input topics accept. Delivery would stop there."""
     outputs = config.output_topics()
     try:
         settings = cluster.settings([*config.input.topics, *outputs.values()])
-    except BrokerError:  # no right to look at settings: nothing can be said
+    except BrokerError:  # not allowed to read the settings, so there is nothing to compare
         return []
     inputs = [settings[name] for name in config.input.topics]
     return [
         f"{path}: topic {name} has {clause}: such a record would stop delivery; change it with kafka-configs"
         for path, name in outputs.items()
-        for clause in too_tight(inputs, settings[name])
+        for clause in too_strict(inputs, settings[name])
     ]
 
 
 # ---- checkpoint --------------------------------------------------------------------------------------
 
 
-def _local_files(config: Config, faults: list[str]) -> Files | None:
+def _unknown_shard_count(config: Config) -> list[str]:
+    """The default is one shard per core, but a cluster's cores are not known at the first start."""
+    if config.service.shards or core_count(config.service.master):
+        return []
+    return [
+        f"service.shards: missing; the number of cores of {config.service.master} is not known before the "
+        "start, so set the shards under [service], for example shards = 16"
+    ]
+
+
+def _open_checkpoint(config: Config, errors: list[str]) -> CheckpointFolder | None:
     folder = local_folder(config.service.checkpoint)
     if folder is None:
-        where = config.service.checkpoint
-        faults.append(f"service.checkpoint = {where}: can't be read from this process; use a local path")
+        url = config.service.checkpoint
+        errors.append(f"service.checkpoint = {url}: can't be read from this process; use a local path")
         return None
-    files = CheckpointFolder(folder)
+    checkpoint = CheckpointFolder(folder)
     try:
-        files.write(".writable", b"")
+        checkpoint.write(".writable", b"")
         (folder / ".writable").unlink()
     except OSError as error:
-        faults.append(unwritable(folder, error))
+        errors.append(unwritable(folder, error))
         return None
-    return files
+    return checkpoint
 
 
-def _read_identity(files: CheckpointFolder, faults: list[str]) -> tuple[Identity | None, bool]:
+def _read_identity(checkpoint: CheckpointFolder, errors: list[str]) -> tuple[Identity | None, bool]:
     """The checkpoint's identity, and whether Spark has planned a batch in it."""
-    started = bool(files.names(f"{SPARK}/offsets"))
-    content = files.read(IDENTITY)
+    started = bool(checkpoint.names(f"{SPARK}/offsets"))
+    content = checkpoint.read(IDENTITY)
     if content is None:
-        if started or files.names("offsets") or files.names("commits"):
-            faults.append(
-                f"service.checkpoint: it holds Spark's files but no {IDENTITY}, so it is another query's or "
-                "damaged; name another folder"
+        if started or checkpoint.names("offsets") or checkpoint.names("commits"):
+            errors.append(
+                f"service.checkpoint: it holds Spark's files but no {IDENTITY}, so it belongs to another "
+                "query or is damaged; set another folder"
             )
         return None, started
     try:
         return Identity.from_bytes(content), started
     except CheckpointError as error:
-        faults.append(f"service.checkpoint: {error}")
+        errors.append(f"service.checkpoint: {error}")
         return None, started
 
 
-def _lost(config: Config, committed: dict[InputPartition, int]) -> str:
+def _checkpoint_lost(config: Config, committed: dict[InputPartition, int]) -> str:
     first = sorted(committed.items())[:3]
     some = ", ".join(f"{topic}-{part} up to {offset}" for (topic, part), offset in first)
     more = ", ..." if len(committed) > 3 else ""
     return (
-        f"service.checkpoint = {config.service.checkpoint}: holds nothing, but Kafka says that service "
-        f'"{config.service.name}" has delivered before ({some}{more}); bring the checkpoint back, or go on '
-        "from there with --from-committed: no input record is delivered twice, but what was remembered is "
-        "gone, so replays and duplicates of earlier records count as unique"
+        f"service.checkpoint = {config.service.checkpoint}: is empty, but according to Kafka service "
+        f'"{config.service.name}" has delivered records ({some}{more}); restore the checkpoint, or continue '
+        "from these offsets with --from-committed: no input record is delivered twice, but the remembered "
+        "keys and marks are lost, so replays and duplicates of earlier records count as unique"
     )
 
 
-def _behind(config: Config, files: CheckpointFolder, committed: dict[InputPartition, int]) -> list[str]:
-    """Faults for partitions whose committed offset lies before records that the checkpoint is through with.
+def _group_behind(
+    config: Config, checkpoint: CheckpointFolder, committed: dict[InputPartition, int]
+) -> list[str]:
+    """Errors for partitions whose committed offset is behind records that the checkpoint has finished.
 
-    They were delivered, since Spark finishes a batch only after its delivery. So somebody has set the group's
-    offsets back, or they expired. Then they no longer say what a batch that is tried again must leave out.
+    These records were delivered, since Spark finishes a batch only after its delivery. So the group's offsets
+    were reset, or they have expired. Then they no longer say what a repeated batch must leave out.
     """
-    progress = spark_progress(files)
+    progress = spark_progress(checkpoint)
     if progress is None:
         return []
-    late: dict[InputPartition, tuple[int, int]] = {}
+    behind: dict[InputPartition, tuple[int, int]] = {}
     for topic, ends in progress.end.items():
-        for partition, end in ends.items():
-            start = progress.start.get(topic, {}).get(partition, 0)
-            at = committed.get((topic, partition), start)
-            if at < end:
-                late[topic, partition] = at, end
+        for number, end in ends.items():
+            start = progress.start.get(topic, {}).get(number, 0)
+            offset = committed.get((topic, number), start)
+            if offset < end:
+                behind[topic, number] = offset, end
     settings = client_settings(config.kafka.bootstrap, config.client_options())
-    faults = []
-    for topic, partition in sorted(_with_records(settings, late)):
-        at, end = late[topic, partition]
-        faults.append(
-            f'consumer group "{config.service.name}" stands at offset {at} of {topic}-{partition}, but the '
-            f"checkpoint is through with all below {end}: the group's offsets were set back or have expired; "
-            f"set this one to {end} with kafka-consumer-groups --reset-offsets, or start anew with another "
+    errors = []
+    for topic, number in sorted(_with_records(settings, behind)):
+        offset, end = behind[topic, number]
+        errors.append(
+            f'consumer group "{config.service.name}" is at offset {offset} of {topic}-{number}, but the '
+            f"checkpoint has finished all records below {end}: the group's offsets were reset or have "
+            f"expired; set this one to {end} with kafka-consumer-groups --reset-offsets, or start with a new "
             "service.name and service.checkpoint"
         )
-    return faults
+    return errors
 
 
 def _with_records(settings: Settings, ranges: dict[InputPartition, tuple[int, int]]) -> set[InputPartition]:
-    """Those sources that hold a committed record in their range of offsets.
+    """The partitions that have a committed record in their range of offsets.
 
-    Markers that end transactions take an offset too, as do aborted records: a group rightly stands before.
+    Transaction markers and aborted records take offsets too, so a group may rightly be behind those.
     """
     if not ranges:
         return set()

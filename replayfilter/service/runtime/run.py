@@ -1,30 +1,30 @@
-"""One run of the service: the query, who watches it, and who tells of it, put together."""
+"""One execution of the service: the query, what monitors it, and what its progress is reported to."""
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.watermark.watermark_state import WatermarkRules
-from replayfilter.kafka.chunk import InputPartition
-from replayfilter.service.config.checks import VARIABLE
 from replayfilter.service.config.model import Config
 from replayfilter.service.monitor.batch import Batch, read_batch
-from replayfilter.service.monitor.lag import LagWatch
+from replayfilter.service.monitor.lag_poller import LagPoller
 from replayfilter.service.monitor.status import Status
-from replayfilter.service.monitor.storage import StorageWatch
-from replayfilter.service.runtime.checkpoint import SPARK, Files, local_folder, spark_progress
+from replayfilter.service.monitor.storage import StoragePoller
+from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder, local_folder, spark_progress
 from replayfilter.service.runtime.console import Reporter
 from replayfilter.service.runtime.json_log import JsonLog
 from replayfilter.service.runtime.preflight import Findings
-from replayfilter.service.runtime.roster_watch import RosterWatch
+from replayfilter.service.runtime.roster_poller import RosterPoller
 from replayfilter.service.runtime.supervision import StopSignals, Supervisor
+from replayfilter.settings.variables import expand
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import Progress, Service
-from replayfilter.watermark.api import Laggards as Told
+from replayfilter.watermark.api import Laggards as ReportedLaggards
 from replayfilter.watermark.client import WatermarkClient
 
 
@@ -32,68 +32,105 @@ def serve(
     config: Config,
     plan: PipelineSettings,
     findings: Findings,
-    files: Files,
+    checkpoint: CheckpointFolder,
     reporter: Reporter | JsonLog,
     signals: StopSignals,
     once: bool,
     lock: int,
 ) -> None:
-    """Run to the end, with health and metrics if the config wants them; raises what it failed with.
+    """Run the service until it ends, and raise the error that ended it if there is one.
 
-    ``lock``: the descriptor of the checkpoint's lock, for the JVM.
+    ``lock`` is the descriptor of the checkpoint's lock, which the JVM inherits.
     """
-    stale_after = config.http.stale_after / 1e6
-    status = Status(config.service.name, stale_after, shown_config(config), time.time())
+    status = Status(config.service.name, config.http.stale_after / 1e6, shown_config(config), time.time())
+    with ExitStack() as running:
+        # What observes the service: the watermark servers, the status page with its pollers, the log.
+        client = _connect_watermark(config, running)
+        if config.http.port:
+            _start_monitoring(config, plan, findings, checkpoint, status, reporter, running)
+        running.enter_context(reporter)
+
+        # The service itself.
+        query = Service(plan, [_batch_handler(config.service.name, status, reporter, client)], [lock])
+        if not once:
+            _follow_roster_files(config, plan, query, reporter, running)
+        Supervisor(query, signals, status, reporter.warning).run(once)
+
+
+def _connect_watermark(config: Config, running: ExitStack) -> WatermarkClient | None:
+    """A client of the watermark servers, closed when the service ends; None if the config names none."""
+    if not (config.watermark.enabled and config.watermark.servers):
+        return None
+    token = expand(config.watermark.token)
+    client = WatermarkClient(config.watermark.servers, token)
+    running.callback(client.close)
+    return client
+
+
+def _start_monitoring(
+    config: Config,
+    plan: PipelineSettings,
+    findings: Findings,
+    checkpoint: CheckpointFolder,
+    status: Status,
+    reporter: Reporter | JsonLog,
+    running: ExitStack,
+) -> None:
+    """Start the HTTP server, and the pollers for what Spark's progress doesn't contain."""
+    from replayfilter.service.monitor.http import StatusServer  # quicker to start without HTTP
+
+    server = running.enter_context(StatusServer(status, config.http.bind, config.http.port))
+    finished = _finished_offsets(checkpoint)
+    running.enter_context(LagPoller(plan, findings.partitions, status, finished, reporter.warning))
+    if (folder := local_folder(config.service.checkpoint)) is not None:
+        running.enter_context(StoragePoller(folder / SPARK, status.set_storage))
+    reporter.info(f"status page and metrics: http://{config.http.host}:{server.port}/")
+
+
+def _batch_handler(
+    service: str, status: Status, reporter: Reporter | JsonLog, client: WatermarkClient | None
+) -> Callable[[Progress], None]:
+    """What is called with Spark's progress after each batch."""
 
     def on_batch(progress: Progress) -> None:
         batch = read_batch(progress, time.time())
-        status.batch(batch)
+        status.add_batch(batch)
         reporter.batch(batch)
         if client is not None:
-            report(client, config.service.name, batch)
+            report_watermark(client, service, batch)
 
-    with ExitStack() as held:
-        client = None
-        if config.watermark.enabled and config.watermark.servers:
-            token = VARIABLE.sub(lambda found: os.environ[found[1]], config.watermark.token)
-            client = WatermarkClient(config.watermark.servers, token)
-            held.callback(client.close)
-        if config.http.port:
-            from replayfilter.service.monitor.http import StatusServer
-
-            server = held.enter_context(StatusServer(status, config.http.bind, config.http.port))
-            lag = LagWatch(plan, findings.partitions, status, _finished(files), reporter.warn)
-            held.enter_context(lag)
-            if (folder := local_folder(config.service.checkpoint)) is not None:
-                held.enter_context(StorageWatch(folder / SPARK, status.stored))
-            reporter.say(f"status page and metrics: http://{config.http.host}:{server.port}/")
-        held.enter_context(reporter)
-        service = Service(plan, [on_batch], [lock])
-
-        def restart_with(rules: WatermarkRules) -> None:
-            service.restart_with(replace(plan, rules=replace(plan.rules, watermark=rules)))
-
-        if plan.rules.watermark is not None and not once:
-            rosters = RosterWatch(
-                config.watermark, plan.rules.watermark, restart_with, reporter.say, reporter.warn
-            )
-            held.enter_context(rosters)
-        Supervisor(service, signals, status, reporter.warn).run(once)
+    return on_batch
 
 
-def report(client: WatermarkClient, stage: str, batch: Batch) -> None:
-    """Tell the watermark servers of a finished batch: the service as a whole, then each input partition.
+def _follow_roster_files(
+    config: Config, plan: PipelineSettings, query: Service, reporter: Reporter | JsonLog, running: ExitStack
+) -> None:
+    """Restart the query with the new rules whenever a roster file changes."""
+    if plan.rules.watermark is None:
+        return
 
-    In this order, so that no partition's watermark is known there before the smallest of them. A partition
-    has one only where the input carries it: where origins are counted, they count over all partitions.
+    def restart_with(rules: WatermarkRules) -> None:
+        query.restart_with(replace(plan, rules=replace(plan.rules, watermark=rules)))
+
+    running.enter_context(
+        RosterPoller(config.watermark, plan.rules.watermark, restart_with, reporter.info, reporter.warning)
+    )
+
+
+def report_watermark(client: WatermarkClient, stage: str, batch: Batch) -> None:
+    """Report a finished batch to the watermark servers: first the whole stage, then each input partition.
+
+    This order matters: the servers must not know a partition's watermark before they know the stage's, which
+    is the smallest of them. A partition has a watermark of its own only if its records carry one. If origins
+    are counted, they are counted over all partitions.
     """
     found = batch.laggards
     lows: dict[str, int] = {}
     if found is not None:
-        told = (
-            Told(found.lagging, found.may_lag, dict(found.slowest), found.front) if found.expected else None
-        )
-        client.report(stage, low=found.low, laggards=told)
+        laggards = None
+        if found.expected:
+            laggards = ReportedLaggards(found.lagging, found.may_lag, dict(found.slowest), found.front)
+        client.report(stage, low=found.low, laggards=laggards)
         if found.low is not None:
             lows = {f"{topic}-{partition}": low for topic, partition, low in found.lows}
     for topic, partitions in batch.backlog.items():
@@ -103,7 +140,7 @@ def report(client: WatermarkClient, stage: str, batch: Batch) -> None:
 
 
 def shown_config(config: Config) -> dict[str, Any]:
-    """The config for people: the names of client settings without their values, which may be secrets."""
+    """The config for display: client settings without their values, which may be secrets."""
     shown: dict[str, Any] = config.model_dump(mode="json")
     for section in shown.values():
         if section.get("token"):
@@ -113,7 +150,7 @@ def shown_config(config: Config) -> dict[str, Any]:
     return shown
 
 
-def _finished(files: Files) -> dict[InputPartition, int]:
-    progress = spark_progress(files)
+def _finished_offsets(checkpoint: CheckpointFolder) -> dict[InputPartition, int]:
+    progress = spark_progress(checkpoint)
     ends = progress.end if progress else {}
-    return {(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
+    return {(topic, number): end for topic, partitions in ends.items() for number, end in partitions.items()}

@@ -1,11 +1,12 @@
-"""Running the query until it ends, fails for good or is told to stop.
+"""Running the query until it ends, fails for good or is asked to stop.
 
-A query that failed is started again, from its checkpoint: after a second, then two, four, up to half a
-minute. While no broker answers that goes on; a fault with the broker there gets :data:`TRIES` tries
-without a finished batch in between. What can't pass (config, checkpoint, lost data) ends it at once.
+A failed query is started again from its checkpoint: after one second, then two, four, and up to 30. While no
+broker answers, this goes on without a limit. Any other error is retried up to :data:`TRIES` times; a finished
+batch resets the count. An error that a retry can't fix (config, checkpoint, lost data) ends the service at
+once.
 
-The first SIGTERM or SIGINT lets the batch in hand finish, but not for longer than :data:`STOP_SECONDS`; a
-second one ends the process at once. Neither loses anything: what is not committed will be done again.
+On the first SIGTERM or SIGINT the current batch may finish, but for no longer than :data:`STOP_SECONDS`. A
+second signal ends the process at once. Neither loses anything: the next start repeats what was not committed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Protocol, Self
 
@@ -34,20 +34,30 @@ POLL_SECONDS = 0.1
 TRIES = 5
 STOP_SECONDS = 60.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
-_FOR_GOOD = (ConfigError, CheckpointError, MissingDependency, SparkLost)
+_PERMANENT = (ConfigError, CheckpointError, MissingDependency, SparkLost)
+
+
+class Warn(Protocol):
+    """Shows a warning; ``cause`` is the error behind it."""
+
+    def __call__(self, text: str, cause: BaseException | None = None) -> None:
+        """Show it."""
 
 
 class Query(Protocol):
-    """The part of replayfilter.spark.query.Service that is used here."""
+    """The part of :class:`replayfilter.spark.query.Service` that the supervisor uses.
+
+    The main thread calls all of it except ``await_end``, which has a thread of its own.
+    """
 
     def start(self, once: bool) -> None:
-        """Begin; returns as soon as the query runs."""
+        """Start the query and return as soon as it runs. Raises a ReplayfilterError if that fails."""
 
     def await_end(self) -> None:
-        """Block until the query has ended; raises what it failed with."""
+        """Block until the query has ended; raises the error that it failed with."""
 
     def stop_after_batch(self) -> None:
-        """Let the batch in hand finish, then end."""
+        """End the query after the current batch."""
 
     @property
     def last_response_at(self) -> float:
@@ -55,68 +65,68 @@ class Query(Protocol):
 
     @property
     def restart_requested(self) -> bool:
-        """Whether it ended by itself, only to be started again with other settings."""
+        """Whether the query ended only to be started again with other settings."""
 
 
 class StopSignals:
-    """Takes SIGTERM and SIGINT while in its context; ``asked`` says whether one came.
+    """Handles SIGTERM and SIGINT while it is used as a context manager.
 
-    A handler only notes it: it may run in the middle of a call to the JVM, where no other call may begin.
+    ``stop_requested`` is true once a signal has arrived. The handler only sets it: it may run in the middle
+    of a call to the JVM, and no other call may begin there.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.stop_requested = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        self.take()
+        self.install()
         return self
 
-    def take(self) -> None:
-        """Install the handlers; again after Spark has started, which puts its own for SIGINT."""
+    def install(self) -> None:
+        """Install the handlers. Called again after Spark has started, since Spark installs one for SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            before = signal.signal(number, self._note)
+            before = signal.signal(number, self._handle)
             self._before.setdefault(number, before)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself gave before
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as signal() returned it
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            os._exit(128 + number)  # no clean-up: it could wait for the very batch that takes too long
-        self.asked = True
-        os.write(2, b"stopping after the batch in hand; once more to stop now\n")
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_requested:
+            os._exit(128 + number)  # without cleanup, which might wait for the batch that takes too long
+        self.stop_requested = True
+        os.write(2, b"stopping after the current batch; send the signal again to stop now\n")
 
 
 class Supervisor:
-    """Runs one query, again and again if need be, and keeps the status told.
+    """Runs one query, restarts it if it fails, and keeps the status up to date.
 
-    ``warn`` takes a sentence for each fault that is tried again.
+    ``warn`` is called with each error that is followed by a retry.
     """
 
-    def __init__(
-        self, query: Query, signals: StopSignals, status: Status, warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, query: Query, signals: StopSignals, status: Status, warn: Warn) -> None:
         self._query, self._signals, self._status, self._warn = query, signals, status, warn
         self._once = self._ended = False
         self._tries = 0
 
     def run(self, once: bool) -> None:
-        """Run to the end, or to the end of the batch once a signal came; raises what it failed with for good.
+        """Run until the query has ended, or has finished its batch after a signal.
 
-        ``once``: until all that is there now is handled; a broker that is away then counts as a try, too.
+        ``once``: end when all records that are there now are processed. An unreachable broker then counts as
+        a failed try, too. Raises the error that ended the query for good.
         """
         self._once = once
         try:
-            while not (self._ended or self._signals.asked):
+            while not (self._ended or self._signals.stop_requested):
                 Retrying(
-                    retry=retry_if_exception(self._may_pass),
+                    retry=retry_if_exception(self._is_retried),
                     wait=wait_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
                     sleep=self._pause,
-                    before_sleep=self._tell,
+                    before_sleep=self._count_and_warn,
                     reraise=True,
                 )(self._attempt)
         except Exception as error:
@@ -125,8 +135,8 @@ class Supervisor:
         self._status.enter(Phase.ENDED, time.time())
 
     def _attempt(self) -> None:
-        """Run the query once. Returns if it ended as it should, or failed after it had got on."""
-        if self._signals.asked:
+        """Run the query once. Returns if it ended as it should, or failed after at least one more batch."""
+        if self._signals.stop_requested:
             return
         batches = self._status.batches
         try:
@@ -135,63 +145,65 @@ class Supervisor:
             if self._status.batches == batches:
                 raise
             self._tries = 0
-            if not self._may_pass(error):
+            if not self._is_retried(error):
                 raise
-            self._note(error)
+            self._report_retry(error)
 
     def _run_query(self) -> bool:
-        """Whether that was all."""
+        """Start the query and wait for its end. True if all is done, false if it is to be started again."""
         try:
             self._query.start(self._once)
-        except KeyboardInterrupt:  # Spark's own handler, before it is replaced; no batch is in hand yet
+        except KeyboardInterrupt:  # raised by Spark's own handler before ours is back; no batch has begun yet
             return True
-        self._signals.take()
+        self._signals.install()
         self._status.enter(Phase.RUNNING, time.time())
-        ending = _Ending(self._query)
+        ending = _AwaitEnd(self._query)
         ending.start()
-        told_at: float | None = None
+        stopping_since: float | None = None
         while ending.is_alive():
             ending.join(POLL_SECONDS)
-            self._status.sign_of_life(self._query.last_response_at)
-            if self._signals.asked and told_at is None and ending.is_alive():
-                told_at = time.monotonic()
+            self._status.heartbeat(self._query.last_response_at)
+            if self._signals.stop_requested and stopping_since is None and ending.is_alive():
+                stopping_since = time.monotonic()
                 self._status.enter(Phase.STOPPING, time.time())
                 self._query.stop_after_batch()
-            if told_at is not None and time.monotonic() - told_at > STOP_SECONDS:
+            if stopping_since is not None and time.monotonic() - stopping_since > STOP_SECONDS:
                 raise ReplayfilterError(
-                    f"the batch in hand did not finish within {STOP_SECONDS:.0f} s after the signal to stop; "
-                    "nothing is lost: the next start does it again"
+                    f"the current batch did not finish within {STOP_SECONDS:.0f} s after the signal to stop; "
+                    "nothing is lost: the next start repeats it"
                 )
         if ending.error is not None:
             raise ending.error
-        return self._signals.asked or not self._query.restart_requested
+        return self._signals.stop_requested or not self._query.restart_requested
 
-    def _may_pass(self, error: BaseException) -> bool:
-        if self._signals.asked or isinstance(error, _FOR_GOOD) or not isinstance(error, ReplayfilterError):
+    def _is_retried(self, error: BaseException) -> bool:
+        if self._signals.stop_requested or isinstance(error, _PERMANENT):
             return False
-        return self._waits(error) or self._tries < TRIES
+        if not isinstance(error, ReplayfilterError):
+            return False
+        return self._waits_for_broker(error) or self._tries < TRIES
 
-    def _waits(self, error: BaseException | None) -> bool:
+    def _waits_for_broker(self, error: BaseException | None) -> bool:
         return isinstance(error, BrokerError) and not self._once
 
-    def _tell(self, state: RetryCallState) -> None:
+    def _count_and_warn(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        self._tries += not self._waits(error)
-        self._note(error, state.upcoming_sleep)
+        self._tries += not self._waits_for_broker(error)
+        self._report_retry(error, state.upcoming_sleep)
 
-    def _note(self, error: BaseException | None, seconds: float = 0.0) -> None:
+    def _report_retry(self, error: BaseException | None, seconds: float = 0.0) -> None:
         self._status.enter(Phase.RETRYING, time.time(), str(error))
-        self._warn(f"{error}; started again in {seconds:.0f} s")
+        self._warn(f"{error}; starting again in {seconds:.0f} s", error)
 
     def _pause(self, seconds: float) -> None:
-        """Sleep, but wake up for a signal."""
+        """Sleep, but return early on a signal."""
         until = time.monotonic() + seconds
-        while not self._signals.asked and (left := until - time.monotonic()) > 0:
+        while not self._signals.stop_requested and (left := until - time.monotonic()) > 0:
             time.sleep(min(POLL_SECONDS, left))
 
 
-class _Ending(threading.Thread):
-    """Waits for the end in a thread of its own, so that the main one can take signals and act on them."""
+class _AwaitEnd(threading.Thread):
+    """Waits for the end of the query, so that the main thread is free to handle signals."""
 
     def __init__(self, query: Query) -> None:
         super().__init__(name="await-end", daemon=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.watermark.laggards import NAMES, Laggards, laggards_of
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkRules, WatermarkState
 from replayfilter.service.monitor.batch import Batch, read_batch
-from replayfilter.service.runtime.run import report
+from replayfilter.service.runtime.run import report_watermark
 from replayfilter.spark import counts
 from tests.core.watermark.test_watermark_state import observation
 
@@ -76,7 +76,7 @@ class Noted:
 
 def test_the_driver_reports_the_whole_before_its_partitions() -> None:
     said = Noted()
-    report(said, "next", batch(Laggards(50, 70, lows=(("t", 0, 50), ("t", 1, 70)))))  # type: ignore[arg-type]
+    report_watermark(said, "next", batch(Laggards(50, 70, lows=(("t", 0, 50), ("t", 1, 70)))))  # type: ignore[arg-type]
     assert said.said == [
         ("next", "", {"low": 50, "laggards": None}),
         ("next", "t-0", {"low": 50, "backlog": 0}),
@@ -86,18 +86,18 @@ def test_the_driver_reports_the_whole_before_its_partitions() -> None:
 
 def test_no_partition_is_reported_ahead_of_a_watermark_that_is_not_known_yet() -> None:
     said = Noted()
-    report(said, "next", batch(Laggards(None, 70, lows=(("t", 1, 70),))))  # type: ignore[arg-type]
+    report_watermark(said, "next", batch(Laggards(None, 70, lows=(("t", 1, 70),))))  # type: ignore[arg-type]
     assert [fields["low"] for _, _, fields in said.said] == [None, None, None]
 
 
 def test_the_driver_reports_who_lags_and_passes_over_a_batch_that_does_not_say() -> None:
     said = Noted()
     found = laggards_of(WatermarkState(5, {"a": 5, "b": 9}), WatermarkRules(("a", "b", "c"), "0.6"))
-    report(said, "web", batch(found))  # type: ignore[arg-type]
+    report_watermark(said, "web", batch(found))  # type: ignore[arg-type]
     told = said.said[0][2]["laggards"]
     assert (told.lagging, told.may_lag, told.slowest, told.front) == (2, 1, {"c": None, "a": 5}, 9)
     said.said.clear()
-    report(said, "web", batch(None))  # type: ignore[arg-type]
+    report_watermark(said, "web", batch(None))  # type: ignore[arg-type]
     assert [(at, fields) for _, at, fields in said.said] == [
         ("t-0", {"low": None, "backlog": 0}), ("t-1", {"low": None, "backlog": 5}),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_batch_without_news_says_nothing_new() -> None:
 
 def test_idle_origins_neither_lag_nor_may_they() -> None:
     rules = WatermarkRules(tuple("abcdefghijk"), "0.9", idle=("k", "j"))
-    watermark = WatermarkState().after([(PLACE, observation(**{name: 5 for name in "abcdefgh"}, i=9))], rules)
+    watermark = WatermarkState().after([(PLACE, observation(**dict.fromkeys("abcdefgh", 5), i=9))], rules)
     found = laggards_of(watermark, rules)
     assert (found.expected, found.heard, found.idle, found.lagging, found.may_lag) == (11, 9, 2, 8, 0)
     assert not {"j", "k"} & {name for name, _ in found.slowest}

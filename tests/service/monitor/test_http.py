@@ -1,4 +1,4 @@
-"""The HTTP answers, from a real server on a real port."""
+"""The HTTP responses of a real server on a real port."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import httpx
 import pytest
 
 from replayfilter.errors import ConfigError
-from replayfilter.service.config.model import Config
+from replayfilter.service.config.loader import config_from
 from replayfilter.service.monitor.http import StatusServer
 from replayfilter.service.monitor.lag import Lag
 from replayfilter.service.monitor.status import Phase, Status
 from replayfilter.service.runtime.run import shown_config
-from tests.service.monitor.test_metrics import busy
+from tests.support.batches import busy_status
 
 
 @pytest.fixture
 def status() -> Status:
-    return busy()
+    return busy_status()
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def url(status: Status) -> Iterator[str]:
 def test_health_follows_the_status(url: str, status: Status) -> None:
     now = time.time()
     status.enter(Phase.RUNNING, now)
-    status.lag([Lag("orders", 0, 5, 5)], now)
+    status.set_lags([Lag("orders", 0, 5, 5)], now)
     assert httpx.get(f"{url}/livez").status_code == 200
     ready = httpx.get(f"{url}/readyz")
     assert (ready.status_code, ready.json()) == (200, {"ok": True, "phase": "running", "reasons": []})
@@ -56,7 +56,7 @@ def test_metrics_in_both_formats(url: str) -> None:
     assert openmetrics.text.endswith("# EOF\n")
 
 
-def test_status_is_json_with_all_that_the_page_draws(url: str) -> None:
+def test_status_is_json_with_everything_that_the_page_draws(url: str) -> None:
     found = httpx.get(f"{url}/status").json()
     assert (found["service"], found["batches"], found["waiting"]) == ("orders", 2, 30)
     assert found["totals"]["unique"] == 14
@@ -65,7 +65,7 @@ def test_status_is_json_with_all_that_the_page_draws(url: str) -> None:
     }  # fmt: skip
 
 
-def test_the_page_and_its_script_come_with_a_policy(url: str) -> None:
+def test_the_page_and_its_script_have_a_content_security_policy(url: str) -> None:
     for path, kind in (("/", "text/html"), ("/page.js", "text/javascript")):
         answer = httpx.get(f"{url}{path}")
         assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, kind)
@@ -74,17 +74,17 @@ def test_the_page_and_its_script_come_with_a_policy(url: str) -> None:
     assert httpx.post(f"{url}/status").status_code == 405
 
 
-def test_a_port_in_use_is_told_in_words() -> None:
+def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"http.port = {port}: can't be listened on"):
-            StatusServer(busy(), "127.0.0.1", port)
+        with pytest.raises(ConfigError, match=f"http.port = {port}: can't listen on this port"):
+            StatusServer(busy_status(), "127.0.0.1", port)
 
 
-def test_the_shown_config_holds_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = Config(**{
+def test_the_shown_config_contains_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_from({
         "service": {"name": "orders", "checkpoint": str(tmp_path)},
         "kafka": {"bootstrap": "k:1", "options": {"sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}},
         "input": {"topics": ["orders"]},

@@ -1,4 +1,4 @@
-"""The closed list of metrics: what is exposed, what the documentation says, what labels can be."""
+"""The complete list of metrics: what is exposed, what the documentation says, which values labels have."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import re
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from replayfilter.core.watermark.laggards import Laggards
-from replayfilter.service.monitor.lag import Lag
 from replayfilter.service.monitor.metrics import LABELS, METRICS, PREFIX, registry_of
-from replayfilter.service.monitor.status import BUCKETS, Phase, Status
-from replayfilter.service.monitor.storage import Storage
-from replayfilter.spark.counts import COUNTS
-from tests.support.batches import batch
+from replayfilter.service.monitor.status import BUCKETS, Status
+from tests.support.batches import batch, busy_status
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs" / "reference" / "metrics.md"
@@ -30,24 +26,11 @@ def exposed(status: Status, now: float = 2000.0) -> dict[tuple[str, tuple[tuple[
     }
 
 
-def busy() -> Status:
-    """A status in which every count is 7, every level too, after two batches."""
-    status = Status("orders", 120.0, {}, 1000.0)
-    status.enter(Phase.RUNNING, 1000.0)
-    held = Laggards(5_000_000, 7_500_000, 30, 29, 1, 4, 3, (("h-29", None), ("h-1", 5_000_000))).to_text()
-    for number in range(2):
-        status.batch(batch(number, 1990.0, **dict.fromkeys(COUNTS, 7), laggards=held))
-    status.sign_of_life(2000.0)
-    status.stored(Storage(140, 210))
-    status.lag([Lag("orders", 0, 10, 40, 3.5), Lag("orders", 1, 5, 5, None)], 1995.0)
-    return status
-
-
 def name_of(metric: str, kind: str) -> str:
     return f"{PREFIX}{metric}_total" if kind == "counter" else f"{PREFIX}{metric}"
 
 
-def test_every_metric_is_in_the_docs_as_it_is() -> None:
+def test_the_docs_list_every_metric_with_its_type_unit_and_labels() -> None:
     documented = {
         name: (kind, unit.strip(), set(re.findall(r"`(\w+)`", labels)))
         for name, kind, unit, labels, _ in ROW.findall(DOCS.read_text())
@@ -57,28 +40,28 @@ def test_every_metric_is_in_the_docs_as_it_is() -> None:
 
 
 def test_every_metric_has_a_value_after_the_first_batch() -> None:
-    names = {name for name, _ in exposed(busy())}
+    names = {name for name, _ in exposed(busy_status())}
     for metric in METRICS:
         name = name_of(metric.name, metric.kind)
         assert (f"{name}_bucket" if metric.kind == "histogram" else name) in names
 
 
-def test_every_label_is_bounded() -> None:
+def test_every_label_has_a_bounded_set_of_values() -> None:
     for metric in METRICS:
         assert set(metric.labels) <= LABELS.keys()
-    for (_, labels), _value in exposed(busy()).items():
+    for _, labels in exposed(busy_status()):
         for label, value in labels:
             if label != "le":
                 known = LABELS[label]
                 assert known is None or value in known, (label, value)
 
 
-def test_values() -> None:
-    found = exposed(busy())
+def test_values_after_two_batches() -> None:
+    found = exposed(busy_status())
     assert found["replayfilter_records_total", (("route", "replay"),)] == 14
     assert found["replayfilter_error_records_total", (("reason", "future"),)] == 14
     assert found["replayfilter_gaps_total", ()] == 14
-    assert found["replayfilter_keys", ()] == 7, "a level: the last batch's"
+    assert found["replayfilter_keys", ()] == 7, "a gauge: the value of the last batch"
     assert found["replayfilter_lag_records", (("partition", "0"), ("topic", "orders"))] == 30
     assert found["replayfilter_lag_seconds", (("partition", "0"), ("topic", "orders"))] == 3.5
     assert ("replayfilter_lag_seconds", (("partition", "1"), ("topic", "orders"))) not in found, "not known"
@@ -93,7 +76,7 @@ def test_values() -> None:
 
 
 def test_the_histogram_of_batch_seconds_adds_up() -> None:
-    found = exposed(busy())
+    found = exposed(busy_status())
     buckets = [
         found["replayfilter_batch_seconds_bucket", (("le", bound), ("step", "total"))]
         for bound in (*map(str, BUCKETS), "+Inf")
@@ -108,7 +91,7 @@ def test_the_histogram_of_batch_seconds_adds_up() -> None:
     )
 
 
-def test_before_the_first_batch_nothing_is_made_up() -> None:
+def test_before_the_first_batch_unknown_values_are_absent() -> None:
     status = Status("orders", 120.0, {}, 1000.0)
     found = exposed(status)
     assert found["replayfilter_ready", ()] == 0
@@ -117,11 +100,11 @@ def test_before_the_first_batch_nothing_is_made_up() -> None:
         assert (f"replayfilter_{name}", ()) not in found
 
 
-def test_what_a_key_takes() -> None:
-    found = exposed(busy())
-    for place, size in {"memory": 7, "disk": 140, "disk_all": 210}.items():
-        assert found["replayfilter_size_bytes", (("place", place),)] == size
-        assert found["replayfilter_key_size_bytes", (("place", place),)] == size / 7
-    status = busy()
-    status.batch(batch(2, 1995.0, state_keys=0, state_memory=99))
+def test_state_size_in_total_and_per_key() -> None:
+    found = exposed(busy_status())
+    for location, size in {"memory": 7, "disk": 140, "disk_all": 210}.items():
+        assert found["replayfilter_size_bytes", (("place", location),)] == size
+        assert found["replayfilter_key_size_bytes", (("place", location),)] == size / 7
+    status = busy_status()
+    status.add_batch(batch(2, 1995.0, state_keys=0, state_memory=99))
     assert found.keys() - exposed(status).keys() >= {("replayfilter_key_size_bytes", (("place", "disk"),))}

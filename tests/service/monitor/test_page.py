@@ -1,4 +1,4 @@
-"""The status page in real Chromium: what its script draws, in light and dark, from a real server."""
+"""The status page of a real server in Chromium: what its script draws, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replayfilter.service.monitor.http import StatusServer
 from replayfilter.service.monitor.lag import Lag
 from replayfilter.service.monitor.status import Phase, Status
 from replayfilter.service.monitor.storage import Storage
-from tests.service.monitor.test_status import batch
+from tests.support.batches import batch
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
@@ -42,12 +42,12 @@ def working() -> Status:
     held = Laggards(int((now - 60) * 1e6), int(now * 1e6), 30, 29, 0, 7, 3, (("<b>h-29", None), ("h-1", 5)))
     for number in range(100):
         at = now - 500 + number * 5
-        counts = dict(unique=900, duplicate=70, expired=20, error=10, error_json=10, state_sources=3)
-        more = {"state_keys": 900 * number, "watermark_us": held.low or 0}
-        status.batch(batch(number, at, **counts, **more, state_gaps=1, laggards=held.to_text()))
-    status.sign_of_life(now)
-    status.stored(Storage(2_340_000, 5_000_000))
-    status.lag([Lag("orders", 0, 100, 1_334, 2.5), Lag("orders", 1, 7, 7, 0.0)], now)
+        routes = {"unique": 900, "duplicate": 70, "expired": 20, "error": 10, "error_json": 10}
+        state = {"state_sources": 3, "state_keys": 900 * number, "watermark_us": held.low or 0}
+        status.add_batch(batch(number, at, **routes, **state, state_gaps=1, laggards=held.to_text()))
+    status.heartbeat(now)
+    status.set_storage(Storage(2_340_000, 5_000_000))
+    status.set_lags([Lag("orders", 0, 100, 1_334, 2.5), Lag("orders", 1, 7, 7, 0.0)], now)
     return status
 
 
@@ -58,7 +58,7 @@ def text_of(dom: str, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_it_draws_what_the_status_says(tmp_path: Path) -> None:
+def test_the_page_draws_the_status(tmp_path: Path) -> None:
     with StatusServer(working(), "127.0.0.1", 0) as server:
         dom = chromium(tmp_path, f"http://127.0.0.1:{server.port}/", "--dump-dom")
     assert text_of(dom, "service") == "orders"
@@ -70,18 +70,18 @@ def test_it_draws_what_the_status_says(tmp_path: Path) -> None:
     assert "orders-0" in text_of(dom, "lag")
     assert "1,234" in text_of(dom, "lag")
     assert "error: json" in text_of(dom, "delivery")
-    told = text_of(dom, "state")
-    assert "7 of 30 origins (3 may lag), for" in told
-    assert "&lt;b&gt;h-29 (not heard of), h-1 (" in told
-    assert "and 2 more" in told
+    marks = text_of(dom, "state")
+    assert "7 of 30 origins (3 may lag), for" in marks
+    assert "&lt;b&gt;h-29 (not seen yet), h-1 (" in marks
+    assert "and 2 more" in marks
     assert "***" in text_of(dom, "config")
     bars = re.findall(r'<rect[^>]*fill="var\(--(\w+)\)"', dom)
     assert {"unique", "duplicate", "expired", "error"} <= set(bars)
-    assert bars.count("error") >= 40, "a bar for each step of time with errors"
+    assert bars.count("error") >= 40, "a bar for each time step with errors"
 
 
 @pytest.mark.slow
-def test_a_fault_is_told_as_text_and_never_as_markup(tmp_path: Path) -> None:
+def test_an_error_is_shown_as_text_and_never_as_markup(tmp_path: Path) -> None:
     status = working()
     status.enter(Phase.RETRYING, time.time(), "<img src=x onerror=alert(1)> gone")
     with StatusServer(status, "127.0.0.1", 0) as server:
@@ -92,7 +92,7 @@ def test_a_fault_is_told_as_text_and_never_as_markup(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_light_and_dark_are_pictures_of_their_own(tmp_path: Path) -> None:
+def test_light_and_dark_mode_look_different(tmp_path: Path) -> None:
     pictures = {}
     with StatusServer(working(), "127.0.0.1", 0) as server:
         for name, flags in {"light": [], "dark": [DARK]}.items():

@@ -1,4 +1,4 @@
-"""``top``: what it draws, from a real server."""
+"""``top``: what it draws, from the status of a real server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from replayfilter.service.cli.main import app
 from replayfilter.service.monitor.http import StatusServer
 from replayfilter.service.monitor.lag import Lag
 from replayfilter.service.monitor.status import Phase, Status
-from replayfilter.service.monitor.top import ask, render
-from tests.service.monitor.test_metrics import busy
+from replayfilter.service.monitor.top import fetch_status, render
+from tests.support.batches import busy_status
 
 
 def drawn(status: Status, now: float = 2000.0) -> str:
@@ -27,8 +27,8 @@ def drawn(status: Status, now: float = 2000.0) -> str:
     return out.getvalue()
 
 
-def test_it_draws_routes_lag_and_state() -> None:
-    text = drawn(busy())
+def test_top_draws_routes_lag_and_state() -> None:
+    text = drawn(busy_status())
     assert "orders  ready  running, up 17 min, 2 batches" in text
     lines = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
     assert lines["since the start"][-5:] == ["14"] * 5
@@ -38,7 +38,7 @@ def test_it_draws_routes_lag_and_state() -> None:
     assert lines["orders-0"] == ["orders-0", "10", "40", "30", "4", "s"]
 
 
-def test_before_the_first_batch_and_after_a_fault() -> None:
+def test_before_the_first_batch_and_after_an_error() -> None:
     status = Status("orders", 120.0, {}, 1990.0)
     status.enter(Phase.RETRYING, 1995.0, "lane orders-3 is lost")
     text = drawn(status)
@@ -47,17 +47,17 @@ def test_before_the_first_batch_and_after_a_fault() -> None:
     assert "lane orders-3 is lost" in text
 
 
-def test_many_partitions_are_cut_to_those_that_wait_most() -> None:
-    status = busy()
-    status.lag([Lag("orders", part, 0, part * 10, 1.0) for part in range(64)], 2000.0)
+def test_only_the_partitions_with_the_most_waiting_records_are_shown() -> None:
+    status = busy_status()
+    status.set_lags([Lag("orders", part, 0, part * 10, 1.0) for part in range(64)], 2000.0)
     text = drawn(status)
     assert "orders-63" in text
     assert "orders-3 " not in text
     assert "and 52 more" in text
 
 
-def test_the_command_once(tmp_path: Path) -> None:
-    status = busy()
+def test_the_once_option_prints_the_view_a_single_time(tmp_path: Path) -> None:
+    status = busy_status()
     status.enter(Phase.RUNNING, time.time())
     with StatusServer(status, "127.0.0.1", 0) as server:
         path = tmp_path / "orders.toml"
@@ -67,12 +67,12 @@ def test_the_command_once(tmp_path: Path) -> None:
         assert "since the start" in result.output
 
 
-def test_what_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_service_is_an_error_that_names_the_url(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(ReplayfilterError, match=f"no service answers at http://127.0.0.1:{port}/status"):
-        ask(f"http://127.0.0.1:{port}/status")
+        fetch_status(f"http://127.0.0.1:{port}/status")
     path = tmp_path / "orders.toml"
     path.write_text(config(0))
     result: Any = CliRunner().invoke(app, ["top", str(path), "--once"])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 DRIVER = """
 import pathlib, sys, time
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.rules import Rules
 from replayfilter.formats import KeySpec
 from replayfilter.service.runtime.checkpoint import locked
 from replayfilter.spark.session import start_session

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replayfilter.service.runtime.json_log import JsonLog
-from tests.service.monitor.test_status import batch
+from tests.support.batches import batch
 
 
 def lines_of(out: io.StringIO) -> list[dict[str, Any]]:

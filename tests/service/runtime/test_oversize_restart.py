@@ -35,7 +35,7 @@ def test_batches_shrink_when_records_grow(broker: DevBroker, tmp_path: Path) -> 
     queries: list[StreamingQuery] = []
 
     def on_batch(progress: Progress) -> None:
-        status.batch(read_batch(progress, time.time()))
+        status.add_batch(read_batch(progress, time.time()))
         sizes.append(progress["numInputRows"])
         queries.append(service.query)
         if sum(sizes) == SMALL:

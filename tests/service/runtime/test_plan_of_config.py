@@ -10,7 +10,7 @@ from replayfilter.core.routing import Route
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import producer_id
 from replayfilter.formats import KeySpec
-from replayfilter.service.config.model import Config
+from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.spark.pipeline_settings import Output
@@ -68,4 +68,4 @@ def test_without_dedup_nothing_can_expire() -> None:
 
 def test_a_plan_needs_a_preflight_without_faults() -> None:
     with pytest.raises(ValueError, match="preflight"):
-        pipeline_settings_of(Config(**tomllib.loads(EXAMPLE.read_text())), Findings(["something"]))
+        pipeline_settings_of(config_from(tomllib.loads(EXAMPLE.read_text())), Findings(["something"]))

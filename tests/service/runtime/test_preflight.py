@@ -17,8 +17,8 @@ from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.lanes import Lanes
 from replayfilter.kafka.transactions import LaneStats, send_offsets
 from replayfilter.service.cli import main as cli
-from replayfilter.service.config.model import Config
-from replayfilter.service.runtime.checkpoint import Identity, LocalFiles
+from replayfilter.service.config.loader import config_from
+from replayfilter.service.runtime.checkpoint import CheckpointFolder, Identity
 from replayfilter.service.runtime.preflight import Findings, core_count, inspect
 
 ROUTES = ("unique", "duplicate", "expired", "error")
@@ -32,7 +32,7 @@ class Place:
         self.bootstrap, self.folder = bootstrap, folder / "checkpoint"
         self.name = f"preflight-{next(numbers)}"
         self.cluster = Cluster(bootstrap)
-        self.files = LocalFiles(self.folder)
+        self.files = CheckpointFolder(self.folder)
 
     def data(self, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
         data: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ class Place:
         return data
 
     def inspect(self, from_committed: bool = False, **sections: dict[str, Any]) -> Findings:
-        return inspect(Config(**self.data(**sections)), from_committed)
+        return inspect(config_from(self.data(**sections)), from_committed)
 
     def create(self, inputs: int = 2, outputs: int | None = None) -> None:
         counts = {f"{self.name}.{route}": inputs if outputs is None else outputs for route in ROUTES}
@@ -104,14 +104,14 @@ def place(bootstrap: str, tmp_path: Path) -> Place:
 
 def test_every_missing_topic_is_told_at_once_with_its_key(place: Place) -> None:
     findings = place.inspect()
-    assert [fault.split(":")[0] for fault in findings.faults] == [
+    assert [fault.split(":")[0] for fault in findings.errors] == [
         "input.topics",
         "output.unique",
         "output.duplicate",
         "output.expired",
         "output.error",
     ]
-    assert "replayfilter topics CONFIG" in findings.faults[-1]
+    assert "replayfilter topics CONFIG" in findings.errors[-1]
 
 
 def test_topics_makes_what_is_missing_and_says_what_it_did(place: Place, tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_topics_makes_what_is_missing_and_says_what_it_did(place: Place, tmp_pat
     result = CliRunner().invoke(cli.app, ["topics", str(path)])
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        f"{place.name}.unique: there already",
+        f"{place.name}.unique: exists",
         f"{place.name}.duplicate: created with 3 partitions",
         f"{place.name}.expired: created with 3 partitions",
-        f"{place.name}.error: there already, with 1 partitions; the input has 3",
+        f"{place.name}.error: exists with 1 partitions; the input has 3",
     ]
     assert place.cluster.topics([f"{place.name}.expired"])[f"{place.name}.expired"].partitions == 3
     findings = place.inspect()
-    assert findings.faults == []
+    assert findings.errors == []
     (warning,) = findings.warnings
     assert warning.startswith("output.error")
 
@@ -146,7 +146,7 @@ def test_topics_makes_what_is_missing_and_says_what_it_did(place: Place, tmp_pat
 def test_another_partition_count_is_a_warning(place: Place, outputs: int, words: str) -> None:
     place.create(inputs=2, outputs=outputs)
     findings = place.inspect()
-    assert findings.faults == []
+    assert findings.errors == []
     assert len(findings.warnings) == 4
     assert all(words in warning for warning in findings.warnings)
 
@@ -157,7 +157,7 @@ def test_another_partition_count_is_a_warning(place: Place, outputs: int, words:
 def test_a_first_start(place: Place) -> None:
     place.create()
     findings = place.inspect()
-    assert (findings.faults, findings.warnings, findings.starting) == ([], [], None)
+    assert (findings.errors, findings.warnings, findings.starting) == ([], [], None)
     identity = findings.identity
     assert identity is not None
     assert (identity.shards, identity.lanes, identity.span, identity.unit) == (2, 2, 300_000, "ms")
@@ -172,7 +172,7 @@ def test_a_restart_finds_nothing_wrong(place: Place) -> None:
     identity = place.started({0: 6, 1: 0})
     place.commit({0: 5})
     findings = place.inspect()
-    assert (findings.faults, findings.identity) == ([], identity)
+    assert (findings.errors, findings.identity) == ([], identity)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_what_may_be_changed(place: Place) -> None:
         replay={"mark_ttl": "1h"},
         output={"key": "preserve"},
     )
-    assert findings.faults == []
+    assert findings.errors == []
     assert findings.identity == kept, "the default span and shard count stay what they were"
 
 
@@ -281,7 +281,7 @@ def test_from_committed_does_nothing_where_the_checkpoint_is_there(place: Place)
     place.started({0: 6, 1: 0})
     place.commit({0: 5})
     findings = place.inspect(from_committed=True)
-    assert (findings.faults, findings.starting) == ([], None)
+    assert (findings.errors, findings.starting) == ([], None)
     assert "has no effect" in findings.warnings[0]
 
 
@@ -318,7 +318,7 @@ def test_a_service_killed_in_a_delivery_starts_again_at_once(place: Place) -> No
     place.create()
     killed = Lanes(place.bootstrap, place.name).open(0)
     killed._begin()
-    send_offsets(killed._owned().producer, {(place.name, 0): 9}, killed._lanes.offsets.metadata, LaneStats())
+    send_offsets(killed._get_owner().producer, {(place.name, 0): 9}, killed._lanes.offsets.metadata, LaneStats())
     assert not place.inspect().faults
     killed.abort()
 

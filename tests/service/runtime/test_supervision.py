@@ -22,7 +22,7 @@ from replayfilter.errors import (
 from replayfilter.service.monitor.status import Phase, Status
 from replayfilter.service.runtime import supervision
 from replayfilter.service.runtime.supervision import TRIES, StopSignals, Supervisor
-from tests.service.monitor.test_status import batch
+from tests.support.batches import batch
 
 
 class Scripted:
@@ -41,7 +41,7 @@ class Scripted:
     def await_end(self) -> None:
         batches, error = self.script.pop(0)
         for _ in range(batches):
-            self.status.batch(batch(self.status.batches, time.time(), unique=1))
+            self.status.add_batch(batch(self.status.batches, time.time(), unique=1))
         if error is not None:
             raise error
 
@@ -93,7 +93,7 @@ def test_tries_end_and_the_last_reason_is_raised(signals: StopSignals) -> None:
         supervised(signals, [(0, LANE)] * 50)
     query, status, _ = supervised.last  # type: ignore[attr-defined]
     assert query.starts == TRIES + 1
-    assert (status.phase, status.fault) == (Phase.FAILED, "lane orders-3 is lost")
+    assert (status.phase, status.last_error) == (Phase.FAILED, "lane orders-3 is lost")
 
 
 def test_a_finished_batch_makes_the_tries_count_anew(signals: StopSignals) -> None:

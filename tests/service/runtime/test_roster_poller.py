@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from replayfilter.core.watermark.watermark_state import WatermarkRules
-from replayfilter.service.config.model import Watermark
-from replayfilter.service.runtime.roster_watch import RosterWatch, watermark_rules
+from replayfilter.service.config.filter_sections import Watermark
+from replayfilter.service.runtime.roster_poller import RosterPoller, watermark_rules
 
 PARTITIONS = {"t": 2}
 
@@ -22,7 +22,7 @@ class Watched:
         self.taken, self.said, self.warned = list[WatermarkRules](), list[str](), list[str]()
         rules = watermark_rules(mark, PARTITIONS)
         assert rules == WatermarkRules(("a", "b"), "1", PARTITIONS, ())
-        self.watch = RosterWatch(mark, rules, self.taken.append, self.said.append, self.warned.append)
+        self.watch = RosterPoller(mark, rules, self.taken.append, self.said.append, self.warned.append)
 
     def look(self) -> list[WatermarkRules]:
         """The rules taken up by two looks, after which a file that nobody writes is taken up."""
@@ -66,7 +66,7 @@ def test_without_files_there_is_nothing_to_look_at() -> None:
     mark = Watermark(enabled=True, roster=["a"], idle=["a"])
     rules = watermark_rules(mark, PARTITIONS)
     assert rules == WatermarkRules(("a",), "1", PARTITIONS, ("a",))
-    watch = RosterWatch(mark, rules, [].append, [].append, [].append)
+    watch = RosterPoller(mark, rules, [].append, [].append, [].append)
     watch.start()
     watch.join(5)
     assert not watch.is_alive()
