@@ -1,4 +1,4 @@
-"""What the service asks a cluster at start, asked of a real one, of none and of one that refuses."""
+"""Questions to a cluster: a real one, one that is away, and one that refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_cluster_id_is_the_one_that_other_clients_see(bootstrap: str) -> Non
     )
 
 
-def test_topics_are_created_once_and_can_be_written_to_at_once(bootstrap: str, topic: str) -> None:
+def test_topics_are_created_once_and_can_be_written_to_immediately(bootstrap: str, topic: str) -> None:
     cluster = Cluster(bootstrap)
     assert cluster.topics([topic]) == {}
     assert cluster.create({topic: 3}) == [topic]
@@ -38,7 +38,7 @@ def test_topics_are_created_once_and_can_be_written_to_at_once(bootstrap: str, t
     assert cluster.end_offsets((topic, n) for n in range(3)) == {(topic, n): 0 for n in range(3)}
 
 
-def test_a_topic_made_again_has_another_id(bootstrap: str, topic: str) -> None:
+def test_a_topic_created_again_has_another_id(bootstrap: str, topic: str) -> None:
     cluster, admin = Cluster(bootstrap), AdminClient({"bootstrap.servers": bootstrap})
     cluster.create({topic: 1})
     first = cluster.topics([topic])[topic].id
@@ -72,29 +72,29 @@ def test_ends_leave_out_an_open_transaction(bootstrap: str, topic: str) -> None:
 def test_committed_offsets_are_the_stable_ones(bootstrap: str, topic: str) -> None:
     cluster = Cluster(bootstrap, limit=2)
     cluster.create({topic: 2})
-    sources = [(topic, 0), (topic, 1)]
-    assert cluster.committed(topic, sources) == {}
+    partitions = [(topic, 0), (topic, 1)]
+    assert cluster.committed(topic, partitions) == {}
     lanes = Lanes(bootstrap, topic)
-    with lanes.open(0, sources) as delivery:
+    with lanes.open(0, partitions) as delivery:
         delivery.commit({(topic, 0): 5})
-    assert cluster.committed(topic, sources) == {(topic, 0): 5}
-    with lanes.open(0, sources) as delivery:
+    assert cluster.committed(topic, partitions) == {(topic, 0): 5}
+    with lanes.open(0, partitions) as delivery:
         send_offsets(delivery._get_owner().producer, {(topic, 0): 9}, lanes.offsets.metadata, LaneStats())
-        with pytest.raises(BrokerError, match="a transaction that moves them is open"):  # neither 5 nor 9 yet
-            cluster.committed(topic, sources)
-        assert cluster.committed(topic, sources, stable=False) == {(topic, 0): 5}
+        with pytest.raises(BrokerError, match="a transaction that moves them is open"):  # neither 5 nor 9
+            cluster.committed(topic, partitions)
+        assert cluster.committed(topic, partitions, stable=False) == {(topic, 0): 5}
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
-            assert cluster.committed(topic, sources) == {(topic, 0): 5}
+            assert cluster.committed(topic, partitions) == {(topic, 0): 5}
             break
-        except BrokerError:  # the abort's markers are still on their way
+        except BrokerError:  # the abort's markers are not written yet
             time.sleep(0.05)
     else:
-        pytest.fail("the offsets stayed undecided after the abort")
+        pytest.fail("the offsets stayed pending after the abort")
 
 
-def test_nobody_there() -> None:
+def test_a_cluster_that_is_away() -> None:
     cluster = Cluster("127.0.0.1:1", limit=0.5)
     started = time.monotonic()
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_nobody_there() -> None:
         cluster.topics(["orders"])
 
 
-def test_what_the_broker_refuses_is_said_in_words(bootstrap: str) -> None:
+def test_the_errors_when_the_broker_refuses(bootstrap: str) -> None:
     with pytest.raises(BrokerError, match=r"refused topic 'bad name': .*Invalid topic"):
         Cluster(bootstrap).create({"bad name": 1})
     with pytest.raises(

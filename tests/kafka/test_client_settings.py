@@ -1,6 +1,8 @@
-"""The user's options in Kafka's own names: what becomes of them, and what can't be set."""
+"""The user's options in Kafka's own names: how they are translated, and which can't be set."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,7 +12,8 @@ from replayfilter.kafka.client_settings import client_settings
 BOOTSTRAP = {"bootstrap.servers": "b:1"}
 
 
-def settings(produces: bool = False, **options: str) -> dict[str, object]:
+def settings(options: Mapping[str, str], *, produces: bool = False) -> dict[str, object]:
+    """The settings for these options, with underscores for dots, without the bootstrap servers."""
     named = {name.replace("_", "."): value for name, value in options.items()}
     found = client_settings("b:1", named, produces=produces)
     return {name: value for name, value in found.items() if BOOTSTRAP.get(name) != value}
@@ -29,15 +32,15 @@ def settings(produces: bool = False, **options: str) -> dict[str, object]:
     ],
 )
 @pytest.mark.parametrize("produces", [True, False])
-def test_what_delivery_rests_on_cannot_be_set(name: str, produces: bool) -> None:
+def test_settings_that_delivery_depends_on_cannot_be_set(name: str, produces: bool) -> None:
     with pytest.raises(ConfigError, match=rf"kafka\.options\.{name} = 'x' can't be set: .*; remove it"):
         client_settings("b:1", {name: "x"}, produces=produces)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         client_settings("b:1", {"acks": "1", "ssl.truststore.location": "a.jks", "group.id": "g"})
-    assert [fault.split(" ")[0] for fault in caught.value.errors] == [
+    assert [error.split(" ")[0] for error in caught.value.errors] == [
         "kafka.options.acks",
         "kafka.options.ssl.truststore.location",
         "kafka.options.group.id",
@@ -46,34 +49,34 @@ def test_all_faults_are_told_at_once() -> None:
 
 def test_each_client_gets_what_it_reads() -> None:
     given = {"linger_ms": "5", "max_poll_records": "9", "fetch_max_wait_ms": "7", "security_protocol": "SSL"}
-    assert settings(True, **given) == {"linger.ms": "5", "security.protocol": "SSL"}
-    assert settings(False, **given) == {"fetch.wait.max.ms": "7", "security.protocol": "SSL"}
+    assert settings(given, produces=True) == {"linger.ms": "5", "security.protocol": "SSL"}
+    assert settings(given) == {"fetch.wait.max.ms": "7", "security.protocol": "SSL"}
 
 
-def test_a_login_in_java_words() -> None:
+def test_a_login_in_java_form() -> None:
     jaas = (
         'org.apache.kafka.common.security.scram.ScramLoginModule required username="al" password="a\\"b c";'
     )
-    assert settings(sasl_jaas_config=jaas) == {"sasl.username": "al", "sasl.password": 'a"b c'}
+    assert settings({"sasl_jaas_config": jaas}) == {"sasl.username": "al", "sasl.password": 'a"b c'}
     for unreadable in ("com.example.LoginModule required;", "PlainLoginModule required username='al';"):
         with pytest.raises(ConfigError, match="can't be read") as caught:
-            settings(sasl_jaas_config=unreadable)
+            settings({"sasl_jaas_config": unreadable})
         assert unreadable not in str(caught.value)  # it may hold a password
 
 
-def test_stores_in_java_words() -> None:
+def test_stores_in_java_form() -> None:
     pem = {"ssl_truststore_type": "PEM", "ssl_truststore_location": "ca.pem"}
-    assert settings(**pem) == {"ssl.ca.location": "ca.pem"}
+    assert settings(pem) == {"ssl.ca.location": "ca.pem"}
     key = {"ssl_keystore_type": "pem", "ssl_keystore_location": "me.pem", "ssl_key_password": "s"}
-    assert settings(**key) == {
+    assert settings(key) == {
         "ssl.certificate.location": "me.pem",
         "ssl.key.location": "me.pem",
         "ssl.key.password": "s",
     }
     p12 = {"ssl_keystore_type": "PKCS12", "ssl_keystore_location": "me.p12", "ssl_keystore_password": "s"}
-    assert settings(**p12) == {"ssl.keystore.location": "me.p12", "ssl.keystore.password": "s"}
+    assert settings(p12) == {"ssl.keystore.location": "me.p12", "ssl.keystore.password": "s"}
     with pytest.raises(ConfigError, match=r"'me\.jks' is a JKS store.*PEM or PKCS12"):
-        settings(ssl_keystore_location="me.jks")
+        settings({"ssl_keystore_location": "me.jks"})
 
 
 def test_the_host_check_can_be_turned_off_as_in_java() -> None:

@@ -1,7 +1,7 @@
-"""A cluster's very first question for a group's offsets, before there is a coordinator for any.
+"""The first question for committed offsets on a new cluster, which has no group coordinator yet.
 
-Asked through librdkafka's admin client it ended the process with a segmentation fault in six cases of six, so
-a process of its own asks, on a broker of its own for each try.
+Through librdkafka's admin client this question ended the process with a segmentation fault in six of six
+tries. Each try here has its own process and its own broker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from replayfilter.devbroker import DevBroker
 
 TRIES = 2
-GROUPS = 8  # asked for at the same time, by a thread each
+GROUPS = 8  # asked for at the same time, each by its own thread
 ASK = f"""
 import sys
 from concurrent.futures import ThreadPoolExecutor
