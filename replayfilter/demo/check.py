@@ -1,4 +1,8 @@
-"""Compares the service's output topics with the stream that was published, record by record."""
+"""Compares the service's output topics with the stream that was published, record by record.
+
+This module is a test oracle, as `stream` is: it imports no other part of replayfilter. The end-to-end tests,
+the compose tests and ``replayfilter demo`` all decide with `compare` whether the service did its work.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ from typing import NamedTuple
 
 from replayfilter.demo.stream import ROUTES, STAMP, Expected, Headers, Record
 
+PROBLEMS_KEPT = 5  # per route
 
-class Found(NamedTuple):
-    """One Kafka record as it was read from an output topic."""
+
+class ConsumerRecord(NamedTuple):
+    """One Kafka record as a consumer received it."""
 
     partition: int
     key: bytes | None
@@ -22,7 +28,10 @@ class Found(NamedTuple):
 
 @dataclass
 class Verdict:
-    """How one route came out: ``wrong`` counts the faults, ``problems`` says the first few in words."""
+    """The result for one route: ``wrong`` counts its problems, ``problems`` describes the first few.
+
+    ``expected`` and ``found`` count records; ``kinds`` counts the expected ones by ``Record.kind``.
+    """
 
     route: str
     expected: int = 0
@@ -33,35 +42,43 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Whether exactly the expected records were found, without any problem."""
         return self.wrong == 0 and self.expected == self.found
 
-    def blame(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
+        """Count a problem, and keep its description if it is among the first."""
         self.wrong += 1
-        if len(self.problems) < 5:
+        if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
 
 
 def compare(
     stream: Sequence[Record],
     routes: Sequence[Expected],
-    outputs: Mapping[str, Iterable[Found]],
+    outputs: Mapping[str, Iterable[ConsumerRecord]],
     *,
     pid: int | None = None,
 ) -> dict[str, Verdict]:
     """Compare each record of the output topics with what was published; one verdict for each of `ROUTES`.
 
-    ``outputs`` maps route names to the records of that topic, each partition's in its order. Each record's
-    key must be a stamp of the service (``pid``, if given), input partition and input offset. The record that
-    it names must have that route, stand on its own partition number, behind all earlier ones and only once,
-    and carry the published value, timestamp and headers. A record that no topic has counts against the route
-    it should have taken, one that stands where it should not against the topic it stands in.
+    ``outputs`` maps route names to the records of their topics, ordered within each partition.
+
+    The key of each output record must be a stamp with the service's pid (``pid``, if given), the input
+    partition and the input offset. For the input record at that position, the output record must
+
+    - be in the topic of its expected route and in the partition with the same number as its input partition,
+    - come after all output records with a lower input offset, and be there only once,
+    - have the published value, timestamp and headers, plus the headers that its route adds.
+
+    An input record that is in no topic is a problem of the route that it should have taken; a wrong output
+    record is a problem of the topic in which it was found.
     """
     verdicts = {route: Verdict(route) for route in ROUTES}
-    place = {}
+    published = {}
     for record, expected in zip(stream, routes, strict=True):
         verdicts[expected.route].expected += 1
         verdicts[expected.route].kinds[record.kind] += 1
-        place[record.partition, record.offset] = (record, expected)
+        published[record.partition, record.offset] = (record, expected)
     seen: set[tuple[int, int]] = set()
     pids: set[int] = set() if pid is None else {pid}
     for route, found in outputs.items():
@@ -70,51 +87,52 @@ def compare(
         for row in found:
             verdict.found += 1
             if row.key is None or len(row.key) != STAMP.size:
-                verdict.blame(
+                verdict.add_problem(
                     f"a record in partition {row.partition} has the key {row.key!r}, which is no stamp"
                 )
                 continue
             stamp_pid, partition, offset = STAMP.unpack(row.key)
             where = f"input {partition}@{offset}"
-            if (partition, offset) not in place:
-                verdict.blame(f"{where} was never published")
+            if (partition, offset) not in published:
+                verdict.add_problem(f"{where} was never published")
                 continue
-            record, expected = place[partition, offset]
+            record, expected = published[partition, offset]
             if not pids:
                 pids.add(stamp_pid)
             for problem in _differences(record, expected, route, row):
-                verdict.blame(f"{where} {problem}")
+                verdict.add_problem(f"{where} {problem}")
             if stamp_pid not in pids:
-                verdict.blame(f"{where} is stamped with pid {stamp_pid}, others with {pids}")
+                verdict.add_problem(f"{where} is stamped with pid {stamp_pid}, others with {pids}")
             if (partition, offset) in seen:
-                verdict.blame(f"{where} came out twice")
+                verdict.add_problem(f"{where} was delivered twice")
             if offset <= last.get(partition, -1):
-                verdict.blame(f"{where} stands behind offset {last[partition]} of its partition")
+                verdict.add_problem(f"{where} comes after offset {last[partition]} of the same partition")
             seen.add((partition, offset))
             last[partition] = offset
-    for at, (record, expected) in place.items():
-        if at not in seen and expected.route != "replay":
-            verdicts[expected.route].blame(f"input {at[0]}@{at[1]} ({record.kind}) is in no topic")
-    # Replays go nowhere: each one that came out is already blamed on the topic it came out of.
+    for position, (record, expected) in published.items():
+        if position not in seen and expected.route != "replay":
+            where = f"input {position[0]}@{position[1]}"
+            verdicts[expected.route].add_problem(f"{where} ({record.kind}) is in no topic")
+    # Replays are dropped. A replay that was delivered is already counted as a problem of the topic it is in.
     verdicts["replay"].found = verdicts["replay"].expected - sum(
-        1 for at in seen if place[at][1].route == "replay"
+        1 for position in seen if published[position][1].route == "replay"
     )
     return verdicts
 
 
-def _differences(record: Record, expected: Expected, route: str, row: Found) -> Iterable[str]:
+def _differences(record: Record, expected: Expected, route: str, row: ConsumerRecord) -> Iterable[str]:
     if expected.route != route:
-        yield f"({record.kind}) is in {route} and should be {expected.route}"
+        yield f"({record.kind}) is in {route} and should be in {expected.route}"
     if row.partition != record.partition:
-        yield f"came out in partition {row.partition}"
+        yield f"is in partition {row.partition}"
     if row.value != record.value:
-        yield f"has the value {row.value!r} and was published with {record.value!r}"
+        yield f"has the value {row.value!r} but was published with {record.value!r}"
     if row.timestamp_ms != record.timestamp_ms:
-        yield f"has the timestamp {row.timestamp_ms} and was published with {record.timestamp_ms}"
+        yield f"has the timestamp {row.timestamp_ms} but was published with {record.timestamp_ms}"
     kept = row.headers[: len(record.headers)]
     added = row.headers[len(record.headers) :]
     if kept != record.headers:
-        yield f"has the headers {row.headers} and was published with {record.headers}"
+        yield f"has the headers {row.headers} but was published with {record.headers}"
     allowed = {"error": {"rf-reason", "rf-message", "rf-stage"}, "duplicate": {"rf-first"}}.get(route, set())
     names = {name for name, _ in added}
     if not names <= allowed or (route == "error" and names != allowed):
@@ -123,4 +141,5 @@ def _differences(record: Record, expected: Expected, route: str, row: Found) -> 
         reason = dict(added)["rf-reason"]
         yield f"({record.kind}) has the reason {reason!r} and should have {expected.reason!r}"
     elif expected.first and added and not (added[0][1] or b"").endswith(b"/%d/%d" % expected.first):
-        yield f"({record.kind}) has {added[0]} and repeats {expected.first[0]}@{expected.first[1]}"
+        first = f"{expected.first[0]}@{expected.first[1]}"
+        yield f"({record.kind}) has {added[0]} but the first record is {first}"

@@ -1,10 +1,11 @@
-"""A dirty stream that doesn't end, for trying things out: what `docker compose up` feeds the service with.
+"""Publishes an endless dirty stream to try things out; `docker compose up` feeds the service with it.
 
-    python -m replayfilter.demo.feed --create BOOTSTRAP     makes the topic, if it is missing
-    python -m replayfilter.demo.feed BOOTSTRAP              publishes until it is ended
+    python -m replayfilter.demo.feed --create BOOTSTRAP     creates the topic if it is missing
+    python -m replayfilter.demo.feed BOOTSTRAP              publishes until it is stopped
 
-An empty topic first gets the story of the last six hours at once, so that there is something to see; from
-then on event time is the clock's, 200 records a second, with a crash of an upstream job every few minutes.
+If the topic is empty, it first receives six hours of history at once, so that there is something to see.
+After that, event time follows the clock: 200 records per second, and an upstream job crashes every few
+minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import count, islice
 from typing import NoReturn
 
 from replayfilter.demo.kafka_io import create_topic, publish
-from replayfilter.demo.stream import SPAN_MS, Record, generate, tell
+from replayfilter.demo.stream import SPAN_MS, Record, generate, iter_records
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 
@@ -24,21 +25,21 @@ TOPIC, PARTITIONS = "orders", 4
 HISTORY = 50_000
 PER_SECOND = 200
 CRASH_EVERY_MS = 150_000
-SLICE = 10 * PER_SECOND
-"""Records in one go: after so many each is known to have arrived, or the feeder ends with an error."""
+FLUSH_RECORDS = 10 * PER_SECOND
+"""After this many records the feeder waits until all have arrived; if one has not, it exits with an error."""
 
 
-def stories(start_ms: int) -> Iterator[Record]:
-    """Records without end from ``start_ms`` (Unix time) on, each with the time to publish it."""
+def endless_stream(start_ms: int) -> Iterator[Record]:
+    """Yield records forever, with timestamps from ``start_ms`` (Unix time in ms) on."""
     records = PER_SECOND * SPAN_MS // 1000
     for number in count(1):
         end_ms = start_ms + number * SPAN_MS
         crashes = SPAN_MS // CRASH_EVERY_MS
-        yield from tell(records, end_ms=end_ms, seed=end_ms, partitions=PARTITIONS, crashes=crashes)
+        yield from iter_records(records, end_ms=end_ms, seed=end_ms, partitions=PARTITIONS, crashes=crashes)
 
 
-def in_time(records: Iterator[Record]) -> Iterator[Record]:
-    """The same, none before its timestamp."""
+def in_real_time(records: Iterator[Record]) -> Iterator[Record]:
+    """Yield the same records, each no earlier than its timestamp."""
     for record in records:
         if (early := record.timestamp_ms / 1000 - time.time()) > 0.02:
             time.sleep(early)
@@ -46,20 +47,22 @@ def in_time(records: Iterator[Record]) -> Iterator[Record]:
 
 
 def feed(bootstrap: str) -> NoReturn:
-    """Publish for ever; BrokerError if Kafka is silent for too long."""
+    """Publish forever. Raises BrokerError if a record can't be delivered."""
     cluster = Cluster(bootstrap)
-    sources = [(TOPIC, partition) for partition in range(PARTITIONS)]
+    partitions = [(TOPIC, partition) for partition in range(PARTITIONS)]
     now_ms = int(time.time() * 1000)
-    if not any(cluster.ends(sources).values()):
+    if not any(cluster.end_offsets(partitions).values()):
         publish(bootstrap, TOPIC, generate(HISTORY, end_ms=now_ms, partitions=PARTITIONS))
-        print(f"{HISTORY:,} records of the last {SPAN_MS // 3_600_000} hours are in {TOPIC}", flush=True)
-    live = in_time(stories(now_ms))
+        print(
+            f"published {HISTORY:,} records of the last {SPAN_MS // 3_600_000} hours to {TOPIC}", flush=True
+        )
+    live = in_real_time(endless_stream(now_ms))
     while True:
-        publish(bootstrap, TOPIC, islice(live, SLICE))
+        publish(bootstrap, TOPIC, islice(live, FLUSH_RECORDS))
 
 
 def main(arguments: list[str]) -> int:
-    """Create the topic, or publish; the exit code."""
+    """Create the topic or publish; return the exit code."""
     *option, bootstrap = arguments or [""]
     if option not in ([], ["--create"]) or not bootstrap:
         print("usage: python -m replayfilter.demo.feed [--create] BOOTSTRAP", file=sys.stderr)

@@ -1,33 +1,35 @@
-"""Publishing the demo's stream and reading the output topics back."""
+"""Publishes the demo's stream and reads the output topics back."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
-from replayfilter.demo.check import Found
+from replayfilter.demo.check import ConsumerRecord
 from replayfilter.demo.stream import Headers, Record
 from replayfilter.errors import BrokerError
+from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.client_settings import client_settings
+from replayfilter.kafka.reader import RangeReader
 
-READ_SECONDS = 60.0
+FLUSH_SECONDS = 60.0
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
-    """Create a topic of one replica and wait until it is there; BrokerError if that is refused."""
+    """Create a topic with one replica and wait until it exists. Raises BrokerError if Kafka refuses."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(timeout=30)
     except KafkaException as error:
         reason = error.args[0].str()
-        raise BrokerError(f"The topic {topic} can't be created on {bootstrap}: {reason}") from error
+        raise BrokerError(f"topic {topic} can't be created on {bootstrap}: {reason}") from error
 
 
 def publish(bootstrap: str, topic: str, records: Iterable[Record]) -> None:
-    """Write the records, each to its partition and in the given order; BrokerError unless all arrive."""
+    """Write the records in the given order, each to its partition. Raises BrokerError unless all arrive."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -35,7 +37,7 @@ def publish(bootstrap: str, topic: str, records: Iterable[Record]) -> None:
             "linger.ms": 20,
             "compression.type": "lz4",
             "queue.buffering.max.messages": 1_000_000,
-            "log_level": 3,  # a broker that has just started lets the first request wait; no news
+            "log_level": 3,  # no warnings about the first request, which a broker that just started delays
         }
     )
     failed: list[KafkaError] = []
@@ -56,53 +58,30 @@ def publish(bootstrap: str, topic: str, records: Iterable[Record]) -> None:
         )
         if number % 1_000 == 0:
             producer.poll(0)
-    left = producer.flush(READ_SECONDS)
+    left = producer.flush(FLUSH_SECONDS)
     if failed or left:
-        reason = failed[0].str() if failed else f"no answer for {left} records"
-        raise BrokerError(f"The stream could not be published to {topic} on {bootstrap}: {reason}")
+        reason = failed[0].str() if failed else f"no acknowledgement for {left} records"
+        raise BrokerError(f"the stream can't be published to {topic} on {bootstrap}: {reason}")
 
 
-def read_topic(bootstrap: str, topic: str) -> list[Found]:
-    """All records of a topic that a read_committed reader sees, partition by partition, each in its order."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "demo-check",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-        }
-    )
-    try:
-        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        return _read_to_end(consumer, topic, set(partitions))
-    finally:
-        consumer.close()
+def read_topic(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+    """Return all records of a topic that a read_committed consumer sees: partition by partition, in order.
+
+    Raises BrokerError if the topic doesn't exist or can't be read.
+    """
+    cluster = Cluster(bootstrap)
+    found = cluster.topics([topic])
+    if topic not in found:
+        raise BrokerError(f"there is no topic {topic!r} at {bootstrap}; correct its name")
+    partitions = [(topic, number) for number in range(found[topic].partitions)]
+    begins, ends = cluster.beginning_offsets(partitions), cluster.end_offsets(partitions)
+    ranges = {partition: (begins[partition], ends[partition]) for partition in partitions}
+    with RangeReader(client_settings(bootstrap), "replayfilter-demo") as reader:
+        records = [_consumer_record(message) for message in reader.read(ranges)]
+    return sorted(records, key=lambda record: record.partition)  # partitions arrive interleaved
 
 
-def _read_to_end(consumer: Consumer, topic: str, unfinished: set[int]) -> list[Found]:
-    found: list[Found] = []
-    deadline = time.monotonic() + READ_SECONDS
-    while unfinished:
-        if time.monotonic() > deadline:
-            raise BrokerError(f"Reading {topic} took over {READ_SECONDS:.0f} s; is a transaction still open?")
-        for message in consumer.consume(10_000, timeout=0.2):
-            error = message.error()
-            if error is None:
-                found.append(_found(message))
-            elif error.code() == KafkaError._PARTITION_EOF:
-                unfinished.discard(_partition(message))
-            else:
-                raise BrokerError(f"{topic} can't be read: {error.str()}")
-    return sorted(found, key=lambda record: record.partition)  # brokers answer for partitions in any order
-
-
-def _found(message: Message) -> Found:
-    headers = cast(Headers, message.headers() or [])
-    return Found(_partition(message), message.key(), message.value(), message.timestamp()[1], headers)
-
-
-def _partition(message: Message) -> int:
-    return cast(int, message.partition())
+def _consumer_record(message: Message) -> ConsumerRecord:
+    headers = cast("Headers", message.headers() or [])
+    partition, time_ms = int(message.partition() or 0), message.timestamp()[1]
+    return ConsumerRecord(partition, message.key(), message.value(), time_ms, headers)

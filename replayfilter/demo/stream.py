@@ -1,16 +1,18 @@
-"""A believable dirty stream of orders, and the route that each of its records must take.
+"""A realistic dirty stream of orders, and the route that each of its records must take.
 
-Nothing here knows Spark, Kafka or ``replayfilter.core``: the expected route is worked out record by record
-with dicts, so that a fault of the service can't hide in a line of code that both share.
+This module is a test oracle: it imports neither Spark, nor Kafka, nor any other part of replayfilter. The
+expected routes are computed record by record with dicts, so that no error can hide in code shared with the
+service.
 
-The story: two jobs, ``web`` and ``app``, copy their source topics into ``orders`` and stamp each record with
-where they read it. Now and then one crashes, goes back to its last checkpoint and writes a range again:
-replays. Senders that wait too long for an answer send once more: duplicates, with stamps of their own. Some
-phones were in a tunnel for hours: expired. And some records are simply broken: errors.
+What the stream simulates: two jobs, ``web`` and ``app``, copy their source topics into ``orders`` and stamp
+each record with the partition and offset they read it from. From time to time a job crashes, goes back to its
+last checkpoint and writes a range of records again: replays. Senders that wait too long for a response send
+the same order again: duplicates, which have stamps of their own. Some phones were offline for hours: expired.
+And some records are malformed: errors.
 
-Routes may depend on where micro-batches are cut, since the latest point travels between partitions at batch
-ends. This stream keeps so far from those edges that they don't: `expected_routes` decides each record with
-the smallest and with the largest latest point that any cuts could give, and refuses a stream if they differ.
+In general a route can depend on where Spark cuts micro-batches, because partitions learn each other's latest
+point only at the end of a batch. This stream stays away from such cases: `expected_routes` decides each
+record with the smallest and with the largest latest point that any cut could give, and raises if they differ.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ STAMP = struct.Struct(">qiq")
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 PERIOD_MS = HOUR_MS
-"""How far behind the latest point a record may be; the demo's config says the same."""
+"""How far behind the latest point a record may be; must equal ``dedup.period`` in the demo's config."""
 SPAN_MS = 6 * HOUR_MS
-"""Event time that a whole stream covers: several periods, so that keys are forgotten while it runs."""
+"""Event time that a whole stream covers: several periods, so that keys expire during the stream."""
 SKEW_MS = 20 * MINUTE_MS
-"""Event time that one partition may be read ahead of another before a route could change."""
+"""How far, in event time, one partition may be read ahead of another without changing any route."""
 ROUTES = ("unique", "duplicate", "expired", "error", "replay")
 OUTPUTS = ROUTES[:4]
 
 
 class Record(NamedTuple):
-    """One Kafka record as it was published, with ``kind``: what the generator meant it to be."""
+    """One Kafka record as it was published; ``kind`` says what the generator meant it to be."""
 
     partition: int
     offset: int
@@ -51,9 +53,10 @@ class Record(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Where a record must come out (one of `ROUTES`), and what its headers must say.
+    """The route that a record must take (one of `ROUTES`), and what its headers must say.
 
-    ``reason`` is set for errors; ``first`` for duplicates: partition and offset of the record they repeat.
+    ``reason`` is set for errors. ``first`` is set for duplicates: the partition and offset of the first
+    record with the same key.
     """
 
     route: str
@@ -62,7 +65,7 @@ class Expected(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A record before it has an offset in ``orders``."""
+    """A record that has no offset in ``orders`` yet."""
 
     partition: int
     key: bytes | None
@@ -73,17 +76,17 @@ class _Draft(NamedTuple):
 
 @dataclass
 class _Job:
-    """An upstream job: stamps what it copies, and goes back to its checkpoint when it crashes."""
+    """An upstream job, which stamps what it copies and goes back to its checkpoint when it crashes."""
 
     name: str
     pid: int
-    next_offset: list[int]  # one for each partition of the source topic
+    next_offset: list[int]  # per partition of the job's source topic
     since_checkpoint: list[_Draft] = field(default_factory=list)
 
     def write(self, rng: random.Random, source: int, to: int, value: bytes | None, kind: str) -> _Draft:
-        """Stamp and remember one record of partition ``source`` for partition ``to`` of orders."""
+        """Stamp and remember a record from source partition ``source`` for partition ``to`` of orders."""
         offset = self.next_offset[source]
-        # One in thirty offsets is missing, as in any compacted or filtered source.
+        # About one offset in thirty is missing, as in a compacted or filtered source topic.
         self.next_offset[source] = offset + (1 if rng.random() > 1 / 30 else rng.randrange(2, 9))
         stamp = STAMP.pack(self.pid, source, offset)
         draft = _Draft(to, stamp, value, _user_headers(rng, self.name), kind)
@@ -91,17 +94,17 @@ class _Job:
         return draft
 
     def crash(self) -> list[_Draft]:
-        """All records since the checkpoint, to be written again as they were."""
+        """Return all records since the checkpoint, to be written again unchanged."""
         return [draft._replace(kind=f"again/{draft.kind}") for draft in self.since_checkpoint]
 
 
 def _user_headers(rng: random.Random, job: str) -> Headers:
-    dice = rng.random()
-    if dice < 0.7:
+    draw = rng.random()
+    if draw < 0.7:
         return []
-    if dice < 0.9:
+    if draw < 0.9:
         return [("source", job.encode())]
-    # Kafka allows a name twice, an empty value and none at all; all must survive.
+    # Kafka allows repeated names, empty values and null values; all of them must be preserved.
     return [("source", job.encode()), ("hop", b"edge-1"), ("hop", b"edge-2"), ("debug", None), ("note", b"")]
 
 
@@ -127,45 +130,46 @@ _BROKEN: dict[str, Callable[[bytes], bytes | None]] = {
     "no event_id": lambda value: value.replace(b'"event_id":', b'"id":'),
     "no ts": lambda value: value.replace(b'"ts":', b'"time":'),
     "ts null": lambda value: b'{"event_id":"n","ts":null}',
-    "ts in words": lambda value: b'{"event_id":"w","ts":"yesterday, at noon"}',
+    "ts a text": lambda value: b'{"event_id":"w","ts":"yesterday, at noon"}',
     "ts an object": lambda value: b'{"event_id":"o","ts":{"ms":1700000000000}}',
 }
 
 
 def generate(records: int, *, end_ms: int, seed: int = 1, partitions: int = 4) -> list[Record]:
-    """Make ``records`` records in publishing order; the same arguments give the same bytes.
+    """Return ``records`` records in publishing order; the same arguments give the same bytes.
 
-    Event times run from ``end_ms - SPAN_MS`` to ``end_ms`` (Unix time in ms; give the time of publishing,
-    since records later than the service's own clock go to the error topic). ValueError below 2,000 records.
+    Event times run from ``end_ms - SPAN_MS`` to ``end_ms``, Unix time in ms. Pass the time of publishing:
+    records later than the service's clock are routed to the error topic. Raises ValueError for fewer than
+    2,000 records.
 
     >>> stream = generate(2_000, end_ms=1_700_000_000_000)
     >>> len(stream), stream == generate(2_000, end_ms=1_700_000_000_000)
     (2000, True)
     """
-    return list(tell(records, end_ms=end_ms, seed=seed, partitions=partitions))
+    return list(iter_records(records, end_ms=end_ms, seed=seed, partitions=partitions))
 
 
-def tell(
+def iter_records(
     records: int, *, end_ms: int, seed: int = 1, partitions: int = 4, crashes: int = 12
 ) -> Iterator[Record]:
-    """As `generate`, but one record at a time, for streams that last; ``crashes`` in all, about."""
+    """Like `generate`, but yields one record at a time. The jobs crash about ``crashes`` times in all."""
     if records < 2_000:
-        raise ValueError(f"a stream of {records} records is too short to show anything; ask for 2,000")
+        raise ValueError(f"a stream of {records} records is too short to show anything; use at least 2,000")
     return _Generator(records, end_ms, seed, partitions).run(crashes)
 
 
 class _Generator:
-    """The state of the story while it is told; see `generate`."""
+    """The state of a stream while it is generated; see `generate`."""
 
     def __init__(self, records: int, end_ms: int, seed: int, partitions: int) -> None:
         self.rng = random.Random(seed)
         self.records, self.end_ms, self.partitions = records, end_ms, partitions
         self.jobs = [self._job("web", partitions), self._job("app", 2 * partitions)]
-        # Retries to come: (due ms, number, event_id, ts, partition, attempt).
+        # Retries still to be sent: (due ms, number, event_id, ts, partition, attempt).
         self.retries: list[tuple[int, int, str, int, int, int]] = []
-        # Orders that nobody sent twice so far: (sent ms, event_id, ts, partition).
+        # Orders sent only once so far: (sent ms, event_id, ts, partition).
         self.old: list[tuple[int, str, int, int]] = []
-        self.made = 0
+        self.generated = 0
         self.written = [0] * partitions
 
     def _job(self, name: str, sources: int) -> _Job:
@@ -200,38 +204,38 @@ class _Generator:
             return self._retry()
         rng = self.rng
         partition = rng.randrange(self.partitions)
-        event_id = f"ord-{self.made:07d}-{rng.getrandbits(32):08x}"
-        self.made += 1
+        event_id = f"ord-{self.generated:07d}-{rng.getrandbits(32):08x}"
+        self.generated += 1
         ts = now - rng.randrange(5 * MINUTE_MS)
-        dice = rng.random()
-        grown = bool(self.old) and self.old[0][0] < now - 3 * PERIOD_MS
-        if warm and dice < 0.03:
-            if grown and dice < 0.005:
+        draw = rng.random()
+        some_old = bool(self.old) and self.old[0][0] < now - 3 * PERIOD_MS
+        if warm and draw < 0.03:
+            if some_old and draw < 0.005:
                 _, event_id, ts, _ = self.old.pop(0)
                 return self._write(partition, _order(rng, event_id, ts, 2), "late/second copy")
             return self._write(partition, _order(rng, event_id, self._late(now)), "late")
-        if dice < 0.05:
-            fault = rng.choice(list(_BROKEN))
-            return self._write(partition, _BROKEN[fault](_order(rng, event_id, ts)), f"broken/{fault}")
-        if dice < 0.053:
-            # Clocks set to 2040, and a sender that counts in microseconds.
+        if draw < 0.05:
+            defect = rng.choice(list(_BROKEN))
+            return self._write(partition, _BROKEN[defect](_order(rng, event_id, ts)), f"broken/{defect}")
+        if draw < 0.053:
+            # A clock that runs 14 years ahead, and a sender that writes microseconds.
             future = rng.choice((self.end_ms + 14 * 365 * 24 * HOUR_MS, ts * 1000))
             return self._write(partition, _order(rng, event_id, future), "future")
-        if grown and dice < 0.058:
+        if some_old and draw < 0.058:
             _, event_id, _, before = self.old.pop(0)
             return self._write(
                 rng.randrange(before, self.partitions), _order(rng, event_id, ts), "id used again"
             )
-        if dice < 0.14:
+        if draw < 0.14:
             self._plan_retries(now, event_id, ts, partition)
-        elif dice < 0.17:
+        elif draw < 0.17:
             self.old.append((now, event_id, ts, partition))
-        elif dice < 0.18:
+        elif draw < 0.18:
             return self._unstamped(partition, _order(rng, event_id, ts), "unstamped")
         return self._write(partition, _order(rng, event_id, ts), "fresh")
 
     def _late(self, now: int) -> int:
-        """Hours late, or a sender that counts in seconds; both far behind the period."""
+        """An event time hours ago, or one that a sender wrote in seconds; both are older than the period."""
         if self.rng.random() < 0.1:
             return now // 1000
         return now - 2 * PERIOD_MS - self.rng.randrange(4 * HOUR_MS)
@@ -243,11 +247,12 @@ class _Generator:
 
     def _plan_retries(self, now: int, event_id: str, ts: int, partition: int) -> None:
         for attempt in range(2, self.rng.choice((3, 3, 3, 5))):
-            # A retry may land in another partition. Only in a higher one, and minutes later: within one batch
-            # lower partitions are decided first, so the first copy stays the first however batches are cut.
+            # A retry may be written to another partition, but only to a higher one and minutes later. Lower
+            # partitions are decided first within a batch, so the first copy is the first however batches are
+            # cut.
             wanted = self.rng.randrange(partition, self.partitions)
             wait = self.rng.randrange(5_000, 10 * MINUTE_MS) + (0 if wanted == partition else 15 * MINUTE_MS)
-            heapq.heappush(self.retries, (now + wait, self.made, event_id, ts, wanted, attempt))
+            heapq.heappush(self.retries, (now + wait, self.generated, event_id, ts, wanted, attempt))
 
     def _retry(self) -> _Draft:
         _, _, event_id, ts, partition, attempt = heapq.heappop(self.retries)
@@ -257,19 +262,20 @@ class _Generator:
         return self._write(partition, value, "retry")
 
     def _unstamped(self, partition: int, value: bytes, kind: str) -> _Draft:
-        """A record that an older tool wrote, with a key of its own or none."""
+        """A record from an older tool, which doesn't stamp: with a key of its own, or without a key."""
         key = self.rng.choice((None, f"user-{self.rng.randrange(999)}".encode(), b""))
         return _Draft(partition, key, value, _user_headers(self.rng, "import"), kind)
 
 
 def expected_routes(stream: Sequence[Record], *, end_ms: int) -> list[Expected]:
-    """The route of every record, in the stream's order; ValueError if batch cuts could change one.
+    """Return the route of every record, in the stream's order.
 
-    Slow and obvious on purpose: one record at a time, dicts, the standard library's JSON.
+    Deliberately slow and simple: one record at a time, dicts, the standard library's JSON. Raises ValueError
+    if a route depends on where batches are cut or on when the service runs.
     """
     marks: dict[tuple[int, int], int] = {}
-    own_latest: dict[int, int] = {}
-    any_latest = -(10**18)
+    partition_latest: dict[int, int] = {}
+    overall_latest = -(10**18)
     accepted: dict[str, tuple[int, int, int]] = {}  # event_id: (ts, partition, offset)
     routes = []
     for record in stream:
@@ -286,20 +292,20 @@ def expected_routes(stream: Sequence[Record], *, end_ms: int) -> list[Expected]:
         ts, event_id = order["ts"], order["event_id"]
         if ts > end_ms:
             if ts < end_ms + 24 * HOUR_MS:
-                raise ValueError(f"{record!r} is future or not, depending on when the service runs")
+                raise ValueError(f"whether {record!r} is in the future depends on when the service runs")
             routes.append(Expected("error", "future"))
             continue
-        least = own_latest[record.partition] = max(ts, own_latest.get(record.partition, ts))
-        any_latest = max(ts, any_latest)
-        # Batch cuts can show this record any latest point from `least` to `most`, and no other.
-        most = any_latest + SKEW_MS
-        if _either(least - ts >= PERIOD_MS, most - ts >= PERIOD_MS, record):
+        lowest = partition_latest[record.partition] = max(ts, partition_latest.get(record.partition, ts))
+        overall_latest = max(ts, overall_latest)
+        # However batches are cut, the latest point at this record is between `lowest` and `highest`.
+        highest = overall_latest + SKEW_MS
+        if _certain(lowest - ts >= PERIOD_MS, highest - ts >= PERIOD_MS, record):
             routes.append(Expected("expired"))
             continue
-        first, partition, offset = accepted.get(event_id, (-(10**18), 0, 0))
-        # Within one batch lower partitions are decided first, so a copy there could be taken for the first.
-        _either(record.partition < partition, False, record)
-        if _either(least - first < PERIOD_MS, most - first < PERIOD_MS, record):
+        accepted_ts, partition, offset = accepted.get(event_id, (-(10**18), 0, 0))
+        # Lower partitions are decided first within a batch: a copy in one could become the first record.
+        _certain(record.partition < partition, False, record)
+        if _certain(lowest - accepted_ts < PERIOD_MS, highest - accepted_ts < PERIOD_MS, record):
             routes.append(Expected("duplicate", first=(partition, offset)))
         else:
             accepted[event_id] = (ts, record.partition, record.offset)
@@ -307,14 +313,14 @@ def expected_routes(stream: Sequence[Record], *, end_ms: int) -> list[Expected]:
     return routes
 
 
-def _either(at_least: bool, at_most: bool, record: Record) -> bool:
-    if at_least != at_most:
+def _certain(with_lowest: bool, with_highest: bool, record: Record) -> bool:
+    if with_lowest != with_highest:
         raise ValueError(f"the route of {record!r} depends on batch cuts")
-    return at_least
+    return with_lowest
 
 
 def _parse(value: bytes | None) -> dict[str, Any] | str:
-    """The order in a record's value, or the reason why there is none."""
+    """Return the order in a record's value, or the error reason if there is none."""
     if not value:
         return "empty"
     try:

@@ -1,7 +1,8 @@
-"""The demo: a real broker, a dirty stream, the service as a user runs it, and a check of every record.
+"""The command ``replayfilter demo``: a real broker, a dirty stream, the service, a check of every record.
 
-It stands on the command line alone (``topics``, ``run --once``), so it shows what anybody would see. The
-check knows nothing of the service: see `demo_stream` and `demo_check`.
+It uses the service only by its command line (``topics``, ``run --once``), so it shows what a user would see.
+The stream and the check share no code with the service: see `replayfilter.demo.stream` and
+`replayfilter.demo.check`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from replayfilter.demo.check import Found, Verdict, compare
+from replayfilter.demo.check import ConsumerRecord, Verdict, compare
 from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS, Expected, Record, expected_routes, generate
 from replayfilter.devbroker import DevBroker
@@ -30,7 +31,7 @@ from replayfilter.devbroker import DevBroker
 INPUT = "orders"
 PARTITIONS = 4
 BATCH_RECORDS = 60_000
-"""Several batches, so that the state works too: each meets the keys and marks of those before."""
+"""Small enough for several batches: the later ones need the keys and marks that earlier ones stored."""
 
 CONFIG = """\
 [service]
@@ -58,16 +59,16 @@ error = "{name}.error"
 """
 
 MEANING = {
-    "unique": "first of their kind, in time",
-    "duplicate": "a sender tried again",
+    "unique": "first with their key, on time",
+    "duplicate": "sent again by a sender",
     "expired": "hours late",
-    "error": "unusable, bytes kept",
+    "error": "unusable, kept unchanged",
     "replay": "written again after a crash",
 }
 
 
 def write_config(folder: Path, bootstrap: str, name: str = INPUT, batch_records: int = BATCH_RECORDS) -> Path:
-    """Write a config into ``folder`` for a service and topics called ``name``; its path."""
+    """Write a config for a service and topics called ``name`` into ``folder``; return its path."""
     path = folder / f"{name}.toml"
     text = CONFIG.format(folder=folder, bootstrap=bootstrap, name=name, batch_records=batch_records)
     path.write_text(text, "utf-8")
@@ -75,23 +76,24 @@ def write_config(folder: Path, bootstrap: str, name: str = INPUT, batch_records:
 
 
 def run_demo(records: int, console: Console) -> bool:
-    """Run the whole demo with ``records`` records and say how it went; True only if every record is right.
+    """Run the demo with ``records`` records and print the result; True only if every record is right.
 
-    Raises MissingDependency without Java or jars, BrokerError if Kafka fails, ValueError below 2,000 records.
+    Raises MissingDependency if Java or a jar is missing, BrokerError if Kafka fails, and ValueError for fewer
+    than 2,000 records.
     """
     started = time.monotonic()
     console.print(
-        f"\n[bold]replayfilter demo[/bold]: {records:,} records of a dirty stream through real Kafka and "
-        "real Spark;\nthen each record of the output topics is compared with what was published.\n"
+        f"\n[bold]replayfilter demo[/bold]: sends {records:,} records of a dirty stream through a real Kafka "
+        "and a real Spark,\nthen compares every record of the output topics with what was published.\n"
     )
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replayfilter-demo-")))
-        aside = stack.enter_context(ThreadPoolExecutor(1))
-        story = aside.submit(_tell, records, int(time.time() * 1000))
-        with _step(console, "Kafka starts"):
+        executor = stack.enter_context(ThreadPoolExecutor(1))
+        generated = executor.submit(_generate, records, int(time.time() * 1000))
+        with _step(console, "Starting Kafka"):
             broker = stack.enter_context(DevBroker())
-        with _step(console, "Two upstream jobs publish orders, crash now and then, and write again"):
-            stream, expected = story.result()
+        with _step(console, "Publishing orders, as two upstream jobs that sometimes crash and write again"):
+            stream, expected = generated.result()
             create_topic(broker.bootstrap, INPUT, PARTITIONS)
             publish(broker.bootstrap, INPUT, stream)
         config = write_config(folder, broker.bootstrap)
@@ -100,9 +102,9 @@ def run_demo(records: int, console: Console) -> bool:
             with _step(console, f"replayfilter {' '.join(arguments).replace(str(folder) + '/', '')}"):
                 code = _replayfilter(console, arguments)
             if code != 0:
-                console.print(f"[red]It ended with exit code {code}; what it said stands above.[/red]")
+                console.print(f"[red]It failed with exit code {code}; its output is above.[/red]")
                 return False
-        with _step(console, "Reading the output topics back and comparing every record"):
+        with _step(console, "Reading the output topics and comparing every record"):
             outputs = {route: read_topic(broker.bootstrap, f"{INPUT}.{route}") for route in OUTPUTS}
             verdicts = compare(stream, expected, outputs)
     console.print()
@@ -111,7 +113,7 @@ def run_demo(records: int, console: Console) -> bool:
     return _conclude(console, verdicts, time.monotonic() - started)
 
 
-def _tell(records: int, end_ms: int) -> tuple[list[Record], list[Expected]]:
+def _generate(records: int, end_ms: int) -> tuple[list[Record], list[Expected]]:
     stream = generate(records, end_ms=end_ms, partitions=PARTITIONS)
     return stream, expected_routes(stream, end_ms=end_ms)
 
@@ -125,7 +127,7 @@ def _step(console: Console, what: str) -> Iterator[None]:
 
 
 def _replayfilter(console: Console, arguments: list[str]) -> int:
-    """Run our own command line and show what it says; its exit code."""
+    """Run the command line and print its output; return its exit code."""
     command = [sys.executable, "-m", "replayfilter", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -138,7 +140,7 @@ def _replayfilter(console: Console, arguments: list[str]) -> int:
 
 
 def _table(verdicts: dict[str, Verdict]) -> Table:
-    title = "Every record, by the route it had to take"
+    title = "Every record, by its expected route"
     table = Table(title=title, title_justify="left", show_footer=True, box=SIMPLE_HEAD)
     table.add_column("route", footer="all", style="bold")
     table.add_column("what these are", style="dim")
@@ -158,12 +160,12 @@ def _mark(ok: bool) -> Text:
     return Text("right", style="green") if ok else Text("WRONG", style="bold red")
 
 
-def _show_an_error(console: Console, errors: list[Found]) -> None:
-    """One broken record as it stands in the error topic; one with something to see."""
+def _show_an_error(console: Console, errors: list[ConsumerRecord]) -> None:
+    """Print one broken record of the error topic with the headers that explain it."""
     row = next((row for row in errors if row.value and row.value.startswith(b"<html")), None)
     if row is not None:
         said = {name: (value or b"").decode() for name, value in row.headers if name.startswith("rf-")}
-        console.print("\nOne of the broken ones, as it stands in orders.error:")
+        console.print("\nOne of the broken records in orders.error:")
         for name, text in {**said, "value": (row.value or b"").decode()}.items():
             console.print(Text(f"  {name:<11} {text}", style="dim"))
 
@@ -171,18 +173,18 @@ def _show_an_error(console: Console, errors: list[Found]) -> None:
 def _conclude(console: Console, verdicts: dict[str, Verdict], seconds: float) -> bool:
     for verdict in verdicts.values():
         if verdict.wrong:
-            console.print(f"\n[red]{verdict.route}: {verdict.wrong:,} wrong[/red]; the first of them:")
+            console.print(f"\n[red]{verdict.route}: {verdict.wrong:,} problems[/red]; the first ones:")
             for problem in verdict.problems:
                 console.print(Text(f"  {problem}"[:400]))
     if not all(verdict.ok for verdict in verdicts.values()):
-        console.print(f"\n[bold red]Not all records came out right[/bold red] ({seconds:.0f} s).")
+        console.print(f"\n[bold red]The check failed[/bold red] after {seconds:.0f} s.")
         return False
     kinds = sum((verdict.kinds for verdict in verdicts.values()), Counter[str]())
     console.print(
-        f"\n[bold green]Right to the last byte[/bold green] after {seconds:.0f} s: topic, partition, order, "
-        f"key, value, timestamp and headers\nof every record, among {len(kinds)} kinds of them.\n\n"
-        "Next: README.md says what is guaranteed and what is not. [bold]replayfilter broker[/bold] gives you "
-        "a Kafka to play with;\n[bold]replayfilter run CONFIG[/bold] takes a config like the one above.",
+        f"\n[bold green]All records are right[/bold green] after {seconds:.0f} s: topic, partition, order, "
+        f"key, value, timestamp and headers\nof every record, in {len(kinds)} kinds of records.\n\n"
+        "Next: README.md lists what is guaranteed. [bold]replayfilter broker[/bold] starts a Kafka to try "
+        "things on;\n[bold]replayfilter run CONFIG[/bold] takes a config like the one above.",
         highlight=False,
     )
     return True

@@ -6,41 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from replayfilter.kafka.admin import Cluster
+from tests.support.replay_service import prepare_replay_service
 from tests.support.service_process import ServiceProcess
 from tests.support.stamped_job import check_exact, contents, fill, run_job
 from tests.support.topics import new_topic, read_all
 
 pytestmark = pytest.mark.spark
 
-CONFIG = """\
-[service]
-name = "{name}"
-checkpoint = "{folder}/{name}"
-master = "local[2]"
-[kafka]
-bootstrap = "{bootstrap}"
-[input]
-topics = ["{topic}"]
-format = "raw"
-stamp = "{stamp}"
-[replay]
-topic = "{name}.replay"
-[dedup]
-enabled = false
-[output]
-unique = "{name}.unique"
-error = "{name}.error"
-"""
-
 
 def serve(folder: Path, bootstrap: str, name: str, topic: str, partitions: int, stamp: str = "key") -> None:
     """Run a service over all there is in ``topic``."""
-    Cluster(bootstrap).create({f"{name}.{route}": partitions for route in ("unique", "error", "replay")})
-    config = folder / f"{name}.toml"
-    config.write_text(
-        CONFIG.format(name=name, folder=folder, bootstrap=bootstrap, topic=topic, stamp=stamp), "utf-8"
-    )
+    config = prepare_replay_service(folder, bootstrap, name, topic, partitions, stamp)
     with ServiceProcess(config, "--once") as service:
         assert service.end(300) == 0, service.tail()
 

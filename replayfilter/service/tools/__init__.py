@@ -1,1 +1,1 @@
-"""The other commands: verify, doctor, publish, state, topics, prepare."""
+"""The commands besides ``run``: verify, doctor, publish, state (`marks`), topics and prepare."""

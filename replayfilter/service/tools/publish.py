@@ -1,10 +1,10 @@
-"""``replayfilter publish``: a file's lines as stamped records, each stamped with the byte where it begins.
+"""``replayfilter publish``: publishes the lines of a file, each stamped with the byte position of its start.
 
-Whenever it is killed and started again it begins at the file's first line: what was written before is written
-again with the same stamps, and the filter downstream drops it. Nothing needs to be remembered here.
+It keeps no state. After a crash it starts at the first line again: the records that were already written are
+written again with the same stamps, and the replay filter downstream drops them.
 
-What a byte position means depends on the file, so the pid names the file: host, device, inode and first line.
-If in doubt it is another file: then its lines count as new, and none is lost.
+A byte position identifies a line only within one file, so the pid identifies the file: by host, device, inode
+and first line. If any of these differ it counts as another file: its lines are new, and none is lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from replayfilter.core.stamp import producer_id
 from replayfilter.errors import ReplayfilterError
 from replayfilter.kafka.client_settings import client_settings
 
-FOLLOW_SECONDS = 0.2  # between two looks at a file that may grow
-ROTATION_SECONDS = 3.0  # a file that was renamed is done when nothing was added to it for so long
-FLUSH_SECONDS = 1.0  # while following, a line is delivered at latest after this
+FOLLOW_SECONDS = 0.2  # between two reads of a file that may grow
+ROTATION_SECONDS = 3.0  # a renamed file is done if nothing has been added to it for this long
+FLUSH_SECONDS = 1.0  # while following, the longest time that a line waits for delivery
 
 
 class Line(NamedTuple):
-    """A line without its end, and the byte position where it begins."""
+    """A line without its line end, and the byte position of its start."""
 
     offset: int
     value: bytes
@@ -42,7 +42,7 @@ class PublishError(ReplayfilterError):
 
 
 class LineFile:
-    """A file being published: an open handle, which stays with it when its name is given to another."""
+    """A file being published, by an open handle: it stays the same file when the path is renamed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,17 +53,20 @@ class LineFile:
         self.position = 0
 
     def identity(self) -> tuple[str, str, str] | None:
-        """Host, device and inode, hash of the first line; None while its first line has no end yet."""
+        """Return host, device and inode, and hash of the first line; None if that line has no end yet."""
         self._file.seek(0)
         first = self._file.readline()
         if not first.endswith(b"\n"):
             return None
-        found = os.fstat(self._file.fileno())
-        place = f"{found.st_dev}:{found.st_ino}"
-        return socket.gethostname(), place, xxhash.xxh3_128_hexdigest(first)
+        status = os.fstat(self._file.fileno())
+        inode = f"{status.st_dev}:{status.st_ino}"
+        return socket.gethostname(), inode, xxhash.xxh3_128_hexdigest(first)
 
     def lines(self, last: bool) -> Iterator[Line]:
-        """Lines from the position on, empty ones left out; ``last``: the one without an end too."""
+        """Yield the lines from the position on, except empty ones.
+
+        ``last``: also yield a last line that has no line end.
+        """
         self._file.seek(self.position)
         while (line := self._file.readline()) and (last or line.endswith(b"\n")):
             value = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -73,12 +76,12 @@ class LineFile:
 
     @property
     def size(self) -> int:
-        """Bytes now."""
+        """The current size in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     @property
     def replaced(self) -> bool:
-        """Whether the path names another file by now, and that one is there."""
+        """Whether the path now names another file that exists."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -87,12 +90,12 @@ class LineFile:
         return (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino)
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the handle."""
         self._file.close()
 
 
 class Publisher:
-    """Publishes one path: the file that it names and, when following, those that it names later."""
+    """Publishes the file at a path and, when following, the files that replace it."""
 
     def __init__(
         self, path: Path, bootstrap: str, topic: str, options: Mapping[str, str], *,
@@ -100,13 +103,13 @@ class Publisher:
     ) -> None:  # fmt: skip
         self._path, self._topic, self._partition = path, topic, partition
         self._settings = client_settings(bootstrap, options, produces=True)
-        self._job, self._named, self._stamp, self._console = job, identity, stamp, console
+        self._job, self._identity, self._stamp, self._console = job, identity, stamp, console
         self.records = 0
 
     def run(self, follow: bool) -> None:
-        """Publish to the end of the file, or (``follow``) until interrupted.
+        """Publish to the end of the file; with ``follow``, until interrupted.
 
-        Raises PublishError if the file can't be read, DeliveryError if a record fails.
+        Raises PublishError if the file can't be read, and DeliveryError if a record can't be delivered.
         """
         previous: int | None = None
         while True:
@@ -115,8 +118,8 @@ class Publisher:
                 pid = self._pid(file, follow)
                 if pid == previous:
                     raise PublishError(
-                        f"{self._path} began anew with the same first line, so its lines would be taken for "
-                        "replays: give each file another --identity, or rotate by renaming"
+                        f"{self._path} was truncated and starts with the same first line, so its lines would "
+                        "be taken for replays: give each file another --identity, or rotate by renaming"
                     )
                 previous = pid
                 self._publish(file, pid, follow)
@@ -125,16 +128,16 @@ class Publisher:
             if not follow:
                 return
             self._console.print(
-                f"{self._path} is another file now: going on with that", highlight=False, soft_wrap=True
+                f"{self._path} is another file now: publishing that one", highlight=False, soft_wrap=True
             )
 
     def _pid(self, file: LineFile, follow: bool) -> int:
-        if self._named:
-            return producer_id("file", self._named, self._job)
+        if self._identity:
+            return producer_id("file", self._identity, self._job)
         while (identity := file.identity()) is None:
             if not follow:
                 raise PublishError(
-                    f"{self._path} has no complete first line, by which the file is known: end the line, or "
+                    f"{self._path} has no complete first line, which identifies the file: end the line, or "
                     "give the file an --identity"
                 )
             time.sleep(FOLLOW_SECONDS)
@@ -149,7 +152,7 @@ class Publisher:
             task = bar.add_task(self._path.name, total=file.size)
             flushed = written = time.monotonic()
             while True:
-                # A file that gave its name away may still be written to for a while.
+                # After a rotation, other processes may still write to the renamed file for a while.
                 quiet = time.monotonic() - written > ROTATION_SECONDS
                 ended = not follow or (quiet and file.replaced)
                 for line in file.lines(last=ended):
@@ -159,7 +162,7 @@ class Publisher:
                     if self.records % 1_000 == 0:
                         bar.update(task, completed=file.position, total=max(file.size, file.position))
                 bar.update(task, completed=file.position, total=file.size)
-                if ended or file.size < file.position:  # at its end, or cut: it begins anew
+                if ended or file.size < file.position:  # at its end, or truncated
                     return
                 if time.monotonic() > flushed + FLUSH_SECONDS:
                     producer.flush()

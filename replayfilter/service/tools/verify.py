@@ -1,8 +1,9 @@
-"""``replayfilter verify``: is each input record in exactly one output, unchanged, in its order?
+"""``replayfilter verify``: checks that each input record is in exactly one output, unchanged and in order.
 
-It looks at what Kafka holds, not at the service's state: input records that were delivered (below the
-group's committed offsets) and are still there, against the records of all output topics. What is in no
-output must be a replay; that is found out anew, by :class:`ReplayFilter`, from the stamps of the input.
+It compares what Kafka holds, and doesn't read the service's state: all input records that are below the
+group's committed offsets and still in the topic are compared with the records of all output topics. An input
+record that is in no output must be a replay. Whether it is one is decided again here, by
+:class:`~replayfilter.core.replay.marks.ReplayFilter`, from the stamps of the input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import gcd
 from pathlib import Path
 from typing import cast
@@ -22,96 +24,122 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.chunk import FIRST_MS, Headers, InputPartition
+from replayfilter.kafka.chunk import FIRST_MS, Headers
 from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.reader import Range, RangeReader, partition_of
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import CheckpointFolder, local_folder, spark_progress
 from replayfilter.spark.partitioning import output_pid
 
-EXAMPLES = 3  # of each fault
+EXAMPLES_KEPT = 3  # per kind of error
 
-FAULTS = {
-    "lost": "in no output, and no replay",
-    "twice": "in the outputs more than once",
-    "changed": "with another value or timestamp than in the input",
-    "misplaced": "in another partition than input partition % count",
-    "disordered": "behind a later record of the same input partition",
-    "unknown": "stamped for an input record that there is not",
-    "foreign": "without a stamp of this service",
+
+class RecordError(StrEnum):
+    """What can be wrong with a delivered record."""
+
+    LOST = "lost"
+    TWICE = "twice"
+    CHANGED = "changed"
+    MISPLACED = "misplaced"
+    DISORDERED = "disordered"
+    UNKNOWN = "unknown"
+    FOREIGN = "foreign"
+
+
+EXPLANATIONS = {
+    RecordError.LOST: "are in no output and are not replays",
+    RecordError.TWICE: "are in the outputs more than once",
+    RecordError.CHANGED: "have another value or timestamp than in the input",
+    RecordError.MISPLACED: "are in the wrong partition: it must be input partition % partition count",
+    RecordError.DISORDERED: "come after a later record of the same input partition",
+    RecordError.UNKNOWN: "name an input record that does not exist",
+    RecordError.FOREIGN: "have no stamp of this service",
 }
 
 
 @dataclass(slots=True)
-class Ledger:
-    """One input partition: what was read of it, and what the outputs have of it.
+class PartitionReport:
+    """One input partition: the records read from it, and those that the outputs hold of it.
 
-    ``offsets`` ascend; ``digests`` are of value and timestamp. ``delivered`` counts by route.
-    ``replays``: in no output, and found to be one; ``untold``: in no output, and its source's earlier records
-    are no longer in the topic; ``let_by``: in an output though it looks like a replay (marks that were
-    forgotten, or lost with a checkpoint).
+    ``begin`` is the first offset compared. ``offsets``, ``digests`` (of value and timestamp) and ``stamps``
+    have an item per input record, in input order. ``delivered_offsets`` and ``delivered_digests`` have an
+    item per output record, in any order.
     """
 
-    first: int = 0
+    begin: int = 0
     offsets: array[int] = field(default_factory=lambda: array("q"))
     digests: array[int] = field(default_factory=lambda: array("Q"))
     stamps: list[bytes | None] = field(default_factory=list)
-    seen: array[int] = field(default_factory=lambda: array("q"))  # offsets, one for each output record
-    seen_digests: array[int] = field(default_factory=lambda: array("Q"))
-    unmarked: set[int] = field(default_factory=set)  # errors of decode, which leave no mark
+    delivered_offsets: array[int] = field(default_factory=lambda: array("q"))
+    delivered_digests: array[int] = field(default_factory=lambda: array("Q"))
     delivered: Counter[str] = field(default_factory=Counter)
+    """Output records, by the output's key in the config."""
+    decode_errors: set[int] = field(default_factory=set)
+    """Offsets of the records that decode routed to error: they don't advance marks."""
     replays: int = 0
-    untold: int = 0
-    let_by: int = 0
+    """Records in no output that are replays."""
+    undecidable: int = 0
+    """Records in no output that may be replays of records that are no longer in the topic."""
+    passed_replays: int = 0
+    """Records in an output although they look like replays: their marks were forgotten or lost."""
 
 
 @dataclass(slots=True)
-class Verdict:
-    """All partitions, and the faults found: how many of each, and a few examples."""
+class Report:
+    """The result of a verification: the input partitions, and the errors with a few examples of each kind."""
 
-    ledgers: dict[InputPartition, Ledger]
-    faults: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    partitions: dict[InputPartition, PartitionReport]
+    errors: Counter[RecordError] = field(default_factory=Counter)
+    examples: dict[RecordError, list[str]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether no fault was found."""
-        return not self.faults
+        """Whether no error was found."""
+        return not self.errors
 
-    def add(self, fault: str, example: str, count: int = 1) -> None:
-        """Count a fault."""
-        self.faults[fault] += count
-        examples = self.examples.setdefault(fault, [])
-        if len(examples) < EXAMPLES:
+    def add_error(self, error: RecordError, example: str) -> None:
+        """Count an error, and keep the example if it is among the first of its kind."""
+        self.errors[error] += 1
+        examples = self.examples.setdefault(error, [])
+        if len(examples) < EXAMPLES_KEPT:
             examples.append(example)
 
 
 def verify(config: Config, console: Console) -> bool:
-    """Check and print a table; whether all is right. Raises BrokerError if topics can't be read."""
-    verdict = Verifier(config).check()
-    console.print(table_of(verdict, list(config.output_topics())))
-    for fault, count in verdict.faults.items():
-        some = ", ".join(verdict.examples[fault])
-        console.print(f"[red]{fault}[/red]: {count:,} records {FAULTS[fault]}: {some}", highlight=False)
-    let_by = sum(ledger.let_by for ledger in verdict.ledgers.values())
-    if let_by:
+    """Compare outputs with inputs and print the result; True if all records are right.
+
+    Raises BrokerError if a topic is missing or can't be read.
+    """
+    report = Verifier(config).check()
+    console.print(as_table(report, list(config.output_topics())))
+    for error, count in report.errors.items():
+        examples = ", ".join(report.examples[error])
         console.print(
-            f"{let_by:,} records look like replays and were let by: right only if their marks had been "
-            "forgotten (replay.mark_ttl) or were lost with a checkpoint",
+            f"[red]{error}[/red]: {count:,} records {EXPLANATIONS[error]}: {examples}", highlight=False
+        )
+    passed_replays = sum(partition.passed_replays for partition in report.partitions.values())
+    if passed_replays:
+        console.print(
+            f"{passed_replays:,} records look like replays but were delivered. This is right only if their "
+            "marks had been forgotten (replay.mark_ttl) or were lost with a checkpoint.",
             highlight=False,
         )
     if config.output.key == "preserve":
-        console.print('With output.key = "preserve" records are told apart by content: order is not checked.')
-    console.print("Every input record is in exactly one output." if verdict.ok else "Not all is right.")
-    return verdict.ok
+        console.print('With output.key = "preserve", records are matched by content: order is not checked.')
+    if report.ok:
+        console.print("Every input record is in exactly one output.")
+    else:
+        console.print("Verification failed.", style="bold red")
+    return report.ok
 
 
 class Verifier:
-    """Reads input and outputs once each; holds about 140 bytes a record while it works."""
+    """Reads the input and the outputs once each; needs about 140 bytes of memory per record."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -122,29 +150,29 @@ class Verifier:
         missing = {*config.input.topics, *config.output_topics().values()} - self._topics.keys()
         if missing:
             raise BrokerError(f"there is no topic {', '.join(sorted(missing))}; correct the config")
-        self._sources = self._partitions(config.input.topics)
+        self._input = self._partitions(config.input.topics)
         ids = {topic: self._topics[topic].id for topic in config.input.topics}
         self._pids = {output_pid(self._cluster.id, id_, config.service.name): t for t, id_ in ids.items()}
 
-    def check(self) -> Verdict:
-        """Read all and compare."""
-        done = self._cluster.committed(self.config.service.name, self._sources)
-        starts = self._starts()
-        verdict = Verdict({source: Ledger(starts[source]) for source in self._sources})
-        ranges = {source: (starts[source], done.get(source, 0)) for source in self._sources}
+    def check(self) -> Report:
+        """Read and compare everything."""
+        committed = self._cluster.committed(self.config.service.name, self._input)
+        begins = self._begins()
+        report = Report({partition: PartitionReport(begins[partition]) for partition in self._input})
+        ranges = {partition: (begins[partition], committed.get(partition, 0)) for partition in self._input}
         stamps = self.config.input.stamp if self.config.replay.enabled else "none"
         for message in self._read(ranges):
-            ledger = verdict.ledgers[partition_of(message)]
-            ledger.offsets.append(int(message.offset() or 0))
-            ledger.digests.append(_digest(message))
-            ledger.stamps.append(_stamp(message, stamps))
-        compare = self._by_content if self.config.output.key == "preserve" else self._by_stamp
-        compare(verdict, done)
-        return verdict
+            partition = report.partitions[partition_of(message)]
+            partition.offsets.append(int(message.offset() or 0))
+            partition.digests.append(_digest(message))
+            partition.stamps.append(_stamp(message, stamps))
+        compare = self._compare_contents if self.config.output.key == "preserve" else self._compare_stamps
+        compare(report, committed)
+        return report
 
-    def _starts(self) -> dict[InputPartition, int]:
-        """Where to begin: at the first record there is, or where a service that began at the end began."""
-        begins = self._cluster.begins(self._sources)
+    def _begins(self) -> dict[InputPartition, int]:
+        """The first offset to compare: the first in the topic, or the service's first if it began later."""
+        begins = self._cluster.beginning_offsets(self._input)
         folder = local_folder(self.config.service.checkpoint)
         if self.config.input.starting == "latest" and folder is not None:
             progress = spark_progress(CheckpointFolder(Path(folder)))
@@ -152,13 +180,13 @@ class Verifier:
             return {(t, p): max(begin, first.get(t, {}).get(p, begin)) for (t, p), begin in begins.items()}
         return begins
 
-    def _outputs(self) -> Iterable[tuple[str, Message]]:
-        """Each record of each output, with its key in the config."""
-        for path, topic in self.config.output_topics().items():
-            sources = self._partitions([topic])
-            begins, ends = self._cluster.begins(sources), self._cluster.ends(sources)
-            for message in self._read({at: (begins[at], ends[at]) for at in sources}):
-                yield path, message
+    def _outputs(self) -> Iterator[tuple[str, Message]]:
+        """Yield each record of each output topic, with the topic's key in the config."""
+        for key, topic in self.config.output_topics().items():
+            partitions = self._partitions([topic])
+            begins, ends = self._cluster.beginning_offsets(partitions), self._cluster.end_offsets(partitions)
+            for message in self._read({each: (begins[each], ends[each]) for each in partitions}):
+                yield key, message
 
     def _read(self, ranges: dict[InputPartition, Range]) -> Iterator[Message]:
         with RangeReader(self._settings, "replayfilter-verify") as reader:
@@ -167,142 +195,162 @@ class Verifier:
     def _partitions(self, topics: Iterable[str]) -> list[InputPartition]:
         return [(topic, number) for topic in topics for number in range(self._topics[topic].partitions)]
 
-    # ---- by the service's own stamps -----------------------------------------------------------------
+    # ---- output.key = "stamp": match by the service's own stamps -------------------------------------
 
-    def _by_stamp(self, verdict: Verdict, done: dict[InputPartition, int]) -> None:
-        last: dict[tuple[str, int, InputPartition], int] = {}
-        for path, message in self._outputs():
-            topic, partition = partition_of(message)
-            where = f"{topic}-{partition} offset {message.offset()}"
+    def _compare_stamps(self, report: Report, committed: dict[InputPartition, int]) -> None:
+        last: dict[tuple[InputPartition, InputPartition], int] = {}
+        for key, message in self._outputs():
+            topic, number = output_partition = partition_of(message)
+            where = f"{topic}-{number} offset {message.offset()}"
             stamp = Stamp.from_bytes(message.key())
             if stamp is None or stamp.pid not in self._pids:
-                verdict.add("foreign", where)
+                report.add_error(RecordError.FOREIGN, where)
                 continue
-            source = self._pids[stamp.pid], stamp.partition
-            ledger = verdict.ledgers.get(source)
-            if ledger is None:
-                verdict.add("unknown", where)
+            input_partition = self._pids[stamp.pid], stamp.partition
+            partition = report.partitions.get(input_partition)
+            if partition is None:
+                report.add_error(RecordError.UNKNOWN, where)
                 continue
-            if not ledger.first <= stamp.offset < done.get(source, 0):
-                continue  # no longer in the input, or delivered since we asked
-            if stamp.partition % self._topics[topic].partitions != partition:
-                verdict.add("misplaced", where)
-            if last.get((topic, partition, source), -1) > stamp.offset:
-                verdict.add("disordered", where)
-            last[topic, partition, source] = stamp.offset
-            ledger.delivered[path] += 1
-            ledger.seen.append(stamp.offset)
-            ledger.seen_digests.append(_digest(message))
-            if path == "output.error" and ("rf-stage", b"decode") in (message.headers() or ()):
-                ledger.unmarked.add(stamp.offset)
-        for source, ledger in verdict.ledgers.items():
-            _match(verdict, source, ledger)
-        _explain_missing(verdict, self.config.replay.enabled)
+            if not partition.begin <= stamp.offset < committed.get(input_partition, 0):
+                continue  # no longer in the input, or delivered after the committed offsets were read
+            if stamp.partition % self._topics[topic].partitions != number:
+                report.add_error(RecordError.MISPLACED, where)
+            if last.get((output_partition, input_partition), -1) > stamp.offset:
+                report.add_error(RecordError.DISORDERED, where)
+            last[output_partition, input_partition] = stamp.offset
+            partition.delivered[key] += 1
+            partition.delivered_offsets.append(stamp.offset)
+            partition.delivered_digests.append(_digest(message))
+            if key == "output.error" and ("rf-stage", b"decode") in (message.headers() or ()):
+                partition.decode_errors.add(stamp.offset)
+        for input_partition, partition in report.partitions.items():
+            _match(report, input_partition, partition)
+        _explain_missing(report, self.config.replay.enabled)
 
-    # ---- by content, where keys are the users' own ---------------------------------------------------
+    # ---- output.key = "preserve": match by content, since the keys are the users' own ----------------
 
-    def _by_content(self, verdict: Verdict, done: dict[InputPartition, int]) -> None:
-        """Input and outputs as bags of records, by groups of partitions that meet in the same ones."""
+    def _compare_contents(self, report: Report, _: dict[InputPartition, int]) -> None:
+        """Compare counts of equal records, by groups of partitions.
+
+        Input partitions with the same number modulo the group count are in the same group, and so are the
+        output partitions that they are delivered to, whatever the topic's partition count.
+        """
         outputs = self.config.output_topics().values()
         groups = gcd(*(self._topics[topic].partitions for topic in outputs))
-        left: dict[int, Counter[int]] = {number: Counter() for number in range(groups)}
-        counted: dict[int, Ledger] = {}
-        for (_, partition), ledger in verdict.ledgers.items():
-            left[partition % groups].update(ledger.digests)
-            counted.setdefault(partition % groups, ledger)
-        for path, message in self._outputs():
-            topic, partition = partition_of(message)
-            bag, digest = left[partition % groups], _digest(message)
-            bag[digest] -= 1
-            if bag[digest] < 0:
-                verdict.add("unknown", f"{topic}-{partition} offset {message.offset()}")
-            counted[partition % groups].delivered[path] += 1
-        for source, ledger in verdict.ledgers.items():
-            bag = left[source[1] % groups]
-            for offset, digest in zip(ledger.offsets, ledger.digests, strict=True):
-                if bag[digest] <= 0:
-                    ledger.seen.append(offset)
+        unmatched: dict[int, Counter[int]] = {number: Counter() for number in range(groups)}
+        first_of_group: dict[int, PartitionReport] = {}  # counts the deliveries of the whole group
+        for (_topic, number), partition in report.partitions.items():
+            unmatched[number % groups].update(partition.digests)
+            first_of_group.setdefault(number % groups, partition)
+        for key, message in self._outputs():
+            topic, number = partition_of(message)
+            counts, digest = unmatched[number % groups], _digest(message)
+            counts[digest] -= 1
+            if counts[digest] < 0:
+                report.add_error(RecordError.UNKNOWN, f"{topic}-{number} offset {message.offset()}")
+            first_of_group[number % groups].delivered[key] += 1
+        for (_topic, number), partition in report.partitions.items():
+            counts = unmatched[number % groups]
+            for offset, digest in zip(partition.offsets, partition.digests, strict=True):
+                if counts[digest] <= 0:
+                    partition.delivered_offsets.append(offset)
                 else:
-                    bag[digest] -= 1
-        _explain_missing(verdict, self.config.replay.enabled)
+                    counts[digest] -= 1
+        _explain_missing(report, self.config.replay.enabled)
 
 
-def _match(verdict: Verdict, source: InputPartition, ledger: Ledger) -> None:
-    """Each output record against the input record that its stamp names."""
-    if not ledger.seen:
+def _match(report: Report, input_partition: InputPartition, partition: PartitionReport) -> None:
+    """Compare each output record with the input record that its stamp names."""
+    if not partition.delivered_offsets:
         return
-    seen, digests = np.array(ledger.seen, np.int64), np.array(ledger.seen_digests, np.uint64)
-    offsets, known = np.array(ledger.offsets, np.int64), np.array(ledger.digests, np.uint64)
-    values, counts = np.unique(seen, return_counts=True)
-    _report(verdict, "twice", source, values[counts > 1])
-    there = np.isin(seen, offsets)
-    _report(verdict, "unknown", source, seen[~there])
-    at = np.searchsorted(offsets, seen[there])
-    _report(verdict, "changed", source, seen[there][known[at] != digests[there]])
+    delivered = np.array(partition.delivered_offsets, np.int64)
+    digests = np.array(partition.delivered_digests, np.uint64)
+    offsets, input_digests = np.array(partition.offsets, np.int64), np.array(partition.digests, np.uint64)
+    values, counts = np.unique(delivered, return_counts=True)
+    _add_errors(report, RecordError.TWICE, input_partition, values[counts > 1])
+    exists = np.isin(delivered, offsets)
+    _add_errors(report, RecordError.UNKNOWN, input_partition, delivered[~exists])
+    index = np.searchsorted(offsets, delivered[exists])
+    changed = input_digests[index] != digests[exists]
+    _add_errors(report, RecordError.CHANGED, input_partition, delivered[exists][changed])
 
 
-def _report(verdict: Verdict, fault: str, source: InputPartition, offsets: NDArray[np.int64]) -> None:
+def _add_errors(
+    report: Report, error: RecordError, input_partition: InputPartition, offsets: NDArray[np.int64]
+) -> None:
     for offset in offsets.tolist():
-        verdict.add(fault, f"{source[0]}-{source[1]} offset {offset}")
+        report.add_error(error, f"{input_partition[0]}-{input_partition[1]} offset {offset}")
 
 
-def _explain_missing(verdict: Verdict, filters: bool) -> None:
-    """What is in no output must be a replay: at or below the mark of its source, as the input tells it."""
-    everywhere: dict[tuple[int, int], int] = {}
+def _explain_missing(report: Report, replays_filtered: bool) -> None:
+    """Count the input records in no output: each must be a replay, else it is lost.
+
+    Marks are computed from the input alone. When the beginning of a partition is no longer in the topic, or a
+    source wrote to several partitions, the first record of a source there may be a replay of one that can't
+    be seen: such records count as undecidable.
+    """
+    highest_marks: dict[tuple[int, int], int] = {}  # over all partitions
     unexplained: list[tuple[InputPartition, int, Stamp | None, bool]] = []
-    for source, ledger in verdict.ledgers.items():
-        keep, there = ReplayFilter(), np.isin(np.array(ledger.offsets), np.array(ledger.seen)).tolist()
-        for offset, wire, delivered in zip(ledger.offsets, ledger.stamps, there, strict=True):
+    for input_partition, partition in report.partitions.items():
+        replay_filter = ReplayFilter()
+        is_delivered = np.isin(np.array(partition.offsets), np.array(partition.delivered_offsets)).tolist()
+        for offset, wire, delivered in zip(partition.offsets, partition.stamps, is_delivered, strict=True):
             stamp = Stamp.from_bytes(wire)
-            marked = stamp is not None and (stamp.pid, stamp.partition) in keep.marks
-            passes = not filters or offset in ledger.unmarked or keep.accept(stamp)
+            has_mark = stamp is not None and (stamp.pid, stamp.partition) in replay_filter.marks
+            accepted = (
+                not replays_filtered or offset in partition.decode_errors or replay_filter.accept(stamp)
+            )
             if delivered:
-                ledger.let_by += not passes
-            elif not passes:
-                ledger.replays += 1
+                partition.passed_replays += not accepted
+            elif not accepted:
+                partition.replays += 1
             else:
-                unexplained.append((source, offset, stamp, marked))
-        for name, mark in keep.marks.items():
-            everywhere[name] = max(mark, everywhere.get(name, mark))
-    for source, offset, stamp, marked in unexplained:
-        ledger = verdict.ledgers[source]
-        if stamp is not None and not marked and (ledger.first > 0 or _elsewhere(stamp, everywhere)):
-            ledger.untold += 1
+                unexplained.append((input_partition, offset, stamp, has_mark))
+        for source, mark in replay_filter.marks.items():
+            highest_marks[source] = max(mark, highest_marks.get(source, mark))
+    for input_partition, offset, stamp, has_mark in unexplained:
+        partition = report.partitions[input_partition]
+        if stamp is not None and not has_mark and (partition.begin > 0 or _below(stamp, highest_marks)):
+            partition.undecidable += 1
         else:
-            verdict.add("lost", f"{source[0]}-{source[1]} offset {offset}")
+            topic, number = input_partition
+            report.add_error(RecordError.LOST, f"{topic}-{number} offset {offset}")
 
 
-def _elsewhere(stamp: Stamp, marks: dict[tuple[int, int], int]) -> bool:
-    """Whether the source went on beyond this record: then it may have come in another partition before."""
+def _below(stamp: Stamp, marks: dict[tuple[int, int], int]) -> bool:
+    """Whether the stamp is below its source's mark, which then comes from another partition."""
     return marks.get((stamp.pid, stamp.partition), stamp.offset) > stamp.offset
 
 
-def table_of(verdict: Verdict, paths: list[str]) -> Table:
-    """A row for each input partition, and the sum."""
+def as_table(report: Report, outputs: list[str]) -> Table:
+    """Return a table with a row per input partition and the sums; ``outputs`` are keys of the config."""
     table = Table(box=None, pad_edge=False, show_footer=True)
     rows = []
-    for ledger in verdict.ledgers.values():
-        found = [ledger.delivered[path] for path in paths]
-        rows.append([len(ledger.offsets), *found, ledger.replays, ledger.untold])
+    for partition in report.partitions.values():
+        delivered = [partition.delivered[key] for key in outputs]
+        rows.append([len(partition.offsets), *delivered, partition.replays, partition.undecidable])
     sums = [sum(column) for column in zip(*rows, strict=True)] if rows else []
     table.add_column("partition", "all")
-    heads = ["input", *(path.split(".")[1] if path != "replay.topic" else path for path in paths)]
-    for head, total in zip([*heads, "replays dropped", "can't be told"], sums, strict=False):
+    heads = ["input", *(key.split(".")[1] if key != "replay.topic" else key for key in outputs)]
+    for head, total in zip([*heads, "replays dropped", "undecidable"], sums, strict=False):
         table.add_column(head, f"{total:,}", justify="right")
-    for (topic, partition), row in zip(verdict.ledgers, rows, strict=True):
-        table.add_row(f"{topic}-{partition}", *(f"{number:,}" for number in row))
+    for (topic, number), row in zip(report.partitions, rows, strict=True):
+        table.add_row(f"{topic}-{number}", *(f"{count:,}" for count in row))
     return table
 
 
 def _digest(message: Message) -> int:
-    """Of value and timestamp; null and empty differ. The time 0 is written as 1 ms: see kafka/runs.py."""
+    """Return a digest of value and timestamp. Null and empty values differ.
+
+    A timestamp of 0 ms counts as 1 ms, because the service writes it so: see ``kafka/chunk.py``.
+    """
     value = message.value()
     stamp = (message.timestamp()[1] or FIRST_MS).to_bytes(8, "big", signed=True)
     return xxhash.xxh3_64_intdigest(stamp + (b"\1" + value if value is not None else b"\0"))
 
 
 def _stamp(message: Message, where: str) -> bytes | None:
-    """The 20 bytes of a stamp, if it has one."""
+    """Return the 20 bytes of the message's stamp, None if it has none."""
     if where == "none":
         return None
     found = message.key()

@@ -1,4 +1,4 @@
-"""`replayfilter state` on a real checkpoint: edits count once, and a batch in flight is not changed."""
+"""``replayfilter state`` on a real checkpoint: a change is applied once, and never to a planned batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from replayfilter import StampingProducer
-from replayfilter.kafka.admin import Cluster
 from replayfilter.service.runtime.checkpoint import locked
-from tests.spark.test_stamped_chain import CONFIG
+from tests.support.replay_service import prepare_replay_service
 from tests.support.service_process import ServiceProcess
 from tests.support.topics import new_topic, read_all
 
@@ -28,7 +27,7 @@ def run_state(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """The table's rows by partition: mark, and the gaps."""
+    """Return mark and gaps of the table's rows, by partition."""
     found = [line.split() for line in output.splitlines()]
     return {row[1]: [row[2], row[5]] for row in found if row[:1] == [str(PID)]}
 
@@ -38,11 +37,8 @@ def rows(output: str) -> dict[str, list[str]]:
 def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> None:
     topic = new_topic(bootstrap, "state", 2)
     name = f"{topic}-service"
-    Cluster(bootstrap).create({f"{name}.{route}": 2 for route in ("unique", "error", "replay")})
-    config, checkpoint = tmp_path / "state.toml", tmp_path / name
-    config.write_text(
-        CONFIG.format(name=name, folder=tmp_path, bootstrap=bootstrap, topic=topic, stamp="key"), "utf-8"
-    )
+    config = prepare_replay_service(tmp_path, bootstrap, name, topic, 2)
+    checkpoint = tmp_path / name
 
     def publish(*offsets: int) -> None:
         with StampingProducer({"bootstrap.servers": bootstrap}, topic, PID) as producer:
@@ -51,7 +47,7 @@ def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> No
                     producer.produce(partition, offset, f"{partition}:{offset}")
 
     def serve() -> list[str]:
-        """What came out of the run."""
+        """Run the service once, and return all values of its unique topic."""
         before = len(read_all(bootstrap, f"{name}.unique"))
         with ServiceProcess(config, "--once") as service:
             assert service.end(300) == 0, service.tail()
@@ -60,13 +56,13 @@ def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> No
         return sorted((m.value() or b"").decode() for m in found)
 
     nothing = run_state(config)
-    assert (nothing.returncode, "no service was run there" in nothing.stderr) == (1, True), nothing.stderr
+    assert (nothing.returncode, "no service has run there" in nothing.stderr) == (1, True), nothing.stderr
     publish(1, 2, 5, 9)
     first = serve()
     shown = run_state(config)
     assert shown.returncode == 0, shown.stderr
     assert rows(shown.stdout) == {"0": ["9", "2"], "1": ["9", "2"]}
-    assert "0 keys in " in shown.stdout, "this service filters replays only"
+    assert "0 keys in " in shown.stdout, "this service only filters replays"
     disk, disk_all = (int(row.split()[-2].replace(",", "")) for row in shown.stdout.splitlines()[-2:])
     assert 0 < disk < disk_all
     with locked(checkpoint):
@@ -75,9 +71,9 @@ def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> No
     assert run_state(config, "--forget", f"{PID}/0").returncode == 1, "the answer was no"
     assert not (checkpoint / "edits.jsonl").exists()
 
-    apply_changes = run_state(config, "--forget", f"{PID}/0", "--set", f"{PID}/1=20", "--yes")
-    assert apply_changes.returncode == 0, apply_changes.stderr
-    assert "records 10 to 20 would be taken for replays" in apply_changes.stdout
+    changed = run_state(config, "--forget", f"{PID}/0", "--set", f"{PID}/1=20", "--yes")
+    assert changed.returncode == 0, changed.stderr
+    assert "records 10 to 20 would be taken for replays" in changed.stdout
     assert "at the next start: -7/1 set to 20" in run_state(config).stdout
     publish(9, 20, 21)
     second = serve()
@@ -87,8 +83,8 @@ def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> No
     assert {partition: row[0] for partition, row in rows(shown.stdout).items()} == {"0": "21", "1": "21"}
     assert "at the next start" not in shown.stdout
 
-    # Killed after its batch was planned and before it was noted as finished: an edit written then must
-    # not change what that batch decides when it is tried again.
+    # As if killed after Spark planned a batch and before it committed it: a change that is made now must not
+    # affect that batch when it is tried again.
     publish(22)
     third = serve()
     last = max(int(path.name) for path in (checkpoint / "spark" / "commits").glob("[0-9]*"))
@@ -98,5 +94,5 @@ def test_marks_are_shown_set_and_forgotten(bootstrap: str, tmp_path: Path) -> No
     line = json.loads((checkpoint / "edits.jsonl").read_text().splitlines()[-1])
     assert (line["batch"], line["before"]) == (last + 1, 21)
     publish(23)
-    assert serve() == sorted([*third, "1:23"]), "22 came once, 23 is below the new mark of source 0"
+    assert serve() == sorted([*third, "1:23"]), "22 was delivered once, 23 is below the new mark of source 0"
     shutil.rmtree(checkpoint)

@@ -1,4 +1,4 @@
-"""Spark's classes kept in a file: used where it is there, never in the way; `make test` makes a real one."""
+"""The class archive: used if it exists, ignored if it is broken. `make test` makes a real one."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ def run_java(options: str) -> str:
 
 
 def write_archive(path: Path) -> None:
-    """Of a JVM that did nothing but tell its version."""
-    run_java(classes.writing(path))
+    """Write the archive of a JVM that only printed its version."""
+    run_java(classes.write_options(path))
 
 
-def test_no_file_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_archive_there_is_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "ARCHIVE", tmp_path / "classes.jsa")
-    assert classes.reading() == ""
+    assert classes.read_options() == ""
 
 
-def test_a_file_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "ARCHIVE", tmp_path / "classes.jsa")
     write_archive(classes.ARCHIVE)
-    assert "shared objects file (top)" in run_java(classes.reading())
+    assert "shared objects file (top)" in run_java(classes.read_options())
 
 
-def test_a_file_that_is_none_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_archive_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "ARCHIVE", tmp_path / "classes.jsa")
-    classes.ARCHIVE.write_bytes(b"of another Java, or no archive at all")
-    said = run_java(classes.reading())
-    assert "shared objects file (top)" not in said
-    assert "warning" not in said
+    classes.ARCHIVE.write_bytes(b"not an archive")
+    output = run_java(classes.read_options())
+    assert "shared objects file (top)" not in output
+    assert "warning" not in output
 
 
-def test_a_file_that_is_cut_off_is_not_kept(tmp_path: Path) -> None:
-    made = tmp_path / "classes.jsa"
-    write_archive(made)
-    prepare._check(made)
-    whole = made.read_bytes()
-    made.unlink()  # Java made it for reading only
-    made.write_bytes(whole[: len(whole) // 2])
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "classes.jsa"
+    write_archive(archive)
+    prepare._check(archive)
+    content = archive.read_bytes()
+    archive.unlink()  # Java made it read-only
+    archive.write_bytes(content[: len(content) // 2])
     with pytest.raises(MissingDependency, match=r"is the disk full\? It ended with"):
-        prepare._check(made)
+        prepare._check(archive)
 
 
-def test_a_place_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "share").write_text("a file where a folder should be")
     monkeypatch.setattr(classes, "ARCHIVE", tmp_path / "share" / "classes.jsa")
     with pytest.raises(MissingDependency, match=r"classes\.jsa can't be written .*virtual environment"):

@@ -1,4 +1,4 @@
-"""``verify`` on a real broker: outputs as the service writes them pass, and each kind of fault is found."""
+"""``verify`` on a real broker: it accepts what the service writes, and finds each kind of error."""
 
 from __future__ import annotations
 
@@ -16,86 +16,84 @@ from replayfilter.core.stamp import Stamp
 from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
 from replayfilter.service.config.model import Config
-from replayfilter.service.tools.verify import Verdict, Verifier, verify
+from replayfilter.service.tools.verify import RecordError, Report, Verifier, verify
 from replayfilter.spark.partitioning import output_pid
 
 ROUTES = ("unique", "duplicate", "expired", "error")
 PARTITIONS = 2
 NAMES = itertools.count()
-Headers = list[tuple[str, bytes]]
 
 
 @dataclass
-class Out:
-    """A record on its way to an output."""
+class Output:
+    """A record to be written to an output topic."""
 
     route: str
     partition: int
     key: bytes | None
     value: bytes | None
     timestamp: int
-    headers: Headers = field(default_factory=list)
+    headers: list[tuple[str, str | bytes | None]] = field(default_factory=list)
 
 
 class Scene:
-    """Topics of their own, an input of 40 records with replays, and outputs as they should be."""
+    """New topics, an input of 50 records with replays, and the outputs that a correct service writes."""
 
     def __init__(self, broker: DevBroker, folder: Path, key: str = "stamp") -> None:
         self.name = f"verify{next(NAMES)}"
         self.bootstrap = broker.bootstrap
-        outputs = {route: f"{self.name}.{route}" for route in ROUTES}
-        self.config = Config(**{
+        topics = {route: f"{self.name}.{route}" for route in ROUTES}
+        self.config = Config.model_validate({
             "service": {"name": self.name, "checkpoint": str(folder)},
             "kafka": {"bootstrap": broker.bootstrap},
             "input": {"topics": [self.name]},
             "dedup": {"key": ["id"], "expiry_key": "ts", "period": "1h"},
-            "output": outputs | {"key": key},
+            "output": topics | {"key": key},
         })  # fmt: skip
         cluster = Cluster(broker.bootstrap)
-        cluster.create(dict.fromkeys([self.name, *outputs.values()], PARTITIONS))
+        cluster.create(dict.fromkeys([self.name, *topics.values()], PARTITIONS))
         pid = output_pid(cluster.id, cluster.topics([self.name])[self.name].id, self.name)
-        self.outs: list[Out] = []
+        self.outputs: list[Output] = []
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         for partition in range(PARTITIONS):
             mark = -1
-            # The source goes back twice: 0..9, 5..14, 10..14 and once more a broken record.
-            for offset, at in enumerate([*range(10), *range(5, 15), *range(10, 15)]):
-                value, time = b"value %d" % at, 1_000_000 + offset
-                stamp = Stamp(77, partition, at).to_bytes()
+            # The source goes back twice: 0..9, 5..14, 10..14.
+            for offset, source_offset in enumerate([*range(10), *range(5, 15), *range(10, 15)]):
+                value, time = b"value %d" % source_offset, 1_000_000 + offset
+                stamp = Stamp(77, partition, source_offset).to_bytes()
                 producer.produce(self.name, value, stamp, partition, timestamp=time)
-                if at > mark:
-                    mark = at
-                    own = Stamp(pid, partition, offset).to_bytes()
-                    route = ROUTES[at % 4]
-                    headers = [("rf-stage", b"route")] if route == "error" else []
-                    self.outs.append(
-                        Out(route, partition, own if key == "stamp" else stamp, value, time, headers)
-                    )
+                if source_offset > mark:
+                    mark = source_offset
+                    route = ROUTES[source_offset % 4]
+                    out_key = Stamp(pid, partition, offset).to_bytes() if key == "stamp" else stamp
+                    output = Output(route, partition, out_key, value, time)
+                    if route == "error":
+                        output.headers.append(("rf-stage", b"route"))
+                    self.outputs.append(output)
         producer.flush()
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": self.name})
         ends = [TopicPartition(self.name, partition, 25) for partition in range(PARTITIONS)]
         consumer.commit(offsets=ends, asynchronous=False)
         consumer.close()
 
-    def check(self) -> Verdict:
+    def check(self) -> Report:
         """Write the outputs and look."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
-        for out in self.outs:
-            topic = f"{self.name}.{out.route}"
-            headers = out.headers or None
+        for output in self.outputs:
+            topic, headers = f"{self.name}.{output.route}", output.headers or None
             producer.produce(
-                topic, out.value, out.key, out.partition, timestamp=out.timestamp, headers=headers
+                topic, output.value, output.key, output.partition, timestamp=output.timestamp, headers=headers
             )
         producer.flush()
         return Verifier(self.config).check()
 
 
-def test_what_is_right_passes_with_its_replays(broker: DevBroker, tmp_path: Path) -> None:
+def test_right_outputs_pass_and_replays_are_counted(broker: DevBroker, tmp_path: Path) -> None:
     scene = Scene(broker, tmp_path)
-    verdict = scene.check()
-    assert verdict.faults == {}
-    for ledger in verdict.ledgers.values():
-        assert (len(ledger.offsets), sum(ledger.delivered.values()), ledger.replays) == (25, 15, 10)
+    report = scene.check()
+    assert report.errors == {}
+    for partition in report.partitions.values():
+        assert (len(partition.offsets), sum(partition.delivered.values()), partition.replays) == (25, 15, 10)
     out = io.StringIO()
     assert verify(scene.config, Console(file=out, width=160))
     assert "exactly one output" in out.getvalue()
@@ -104,49 +102,49 @@ def test_what_is_right_passes_with_its_replays(broker: DevBroker, tmp_path: Path
 
 
 def lose(scene: Scene) -> None:
-    del scene.outs[3]
+    del scene.outputs[3]
 
 
 def repeat(scene: Scene) -> None:
-    scene.outs.append(scene.outs[-1])
+    scene.outputs.append(scene.outputs[-1])
 
 
 def repeat_elsewhere(scene: Scene) -> None:
-    scene.outs.append(replace(scene.outs[-1], route="expired"))
+    scene.outputs.append(replace(scene.outputs[-1], route="expired"))
 
 
 def change(scene: Scene) -> None:
-    scene.outs[3] = replace(scene.outs[3], value=b"another")
+    scene.outputs[3] = replace(scene.outputs[3], value=b"another")
 
 
 def change_time(scene: Scene) -> None:
-    scene.outs[3] = replace(scene.outs[3], timestamp=7)
+    scene.outputs[3] = replace(scene.outputs[3], timestamp=7)
 
 
 def null_for_empty(scene: Scene) -> None:
-    scene.outs[3] = replace(scene.outs[3], value=None)
+    scene.outputs[3] = replace(scene.outputs[3], value=None)
 
 
 def misplace(scene: Scene) -> None:
-    scene.outs[3] = replace(scene.outs[3], partition=1)
+    scene.outputs[3] = replace(scene.outputs[3], partition=1)
 
 
 def disorder(scene: Scene) -> None:
-    scene.outs[0], scene.outs[4] = scene.outs[4], scene.outs[0]
+    scene.outputs[0], scene.outputs[4] = scene.outputs[4], scene.outputs[0]
 
 
 def invent(scene: Scene) -> None:
-    key = scene.outs[-1].key
+    key = scene.outputs[-1].key
     assert key is not None
-    scene.outs[-1] = replace(scene.outs[-1], key=Stamp.from_bytes(key)._replace(partition=9).to_bytes())  # type: ignore[union-attr]
+    scene.outputs[-1] = replace(scene.outputs[-1], key=Stamp.from_bytes(key)._replace(partition=9).to_bytes())  # type: ignore[union-attr]
 
 
 def intrude(scene: Scene) -> None:
-    scene.outs.append(Out("unique", 0, b"somebody's", b"else", 1_000_000))
+    scene.outputs.append(Output("unique", 0, b"somebody's", b"else", 1_000_000))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "faults"),
+    ("damage", "errors"),
     [
         (lose, {"lost": 1}),
         (repeat, {"twice": 1}),
@@ -160,31 +158,34 @@ def intrude(scene: Scene) -> None:
         (intrude, {"foreign": 1}),
     ],
 )
-def test_each_fault_is_found(
-    broker: DevBroker, tmp_path: Path, spoil: Callable[[Scene], None], faults: dict[str, int]
+def test_each_kind_of_error_is_found(
+    broker: DevBroker, tmp_path: Path, damage: Callable[[Scene], None], errors: dict[str, int]
 ) -> None:
     scene = Scene(broker, tmp_path)
-    spoil(scene)
-    verdict = scene.check()
-    assert dict(verdict.faults) == faults
-    assert all(verdict.examples[fault] for fault in faults)
+    damage(scene)
+    report = scene.check()
+    assert dict(report.errors) == errors
+    assert all(report.examples[RecordError(error)] for error in errors)
+    out = io.StringIO()
+    assert not verify(scene.config, Console(file=out, width=160))
+    assert "Verification failed." in out.getvalue()
 
 
-def test_an_error_of_decode_leaves_no_mark_so_its_repetition_must_be_delivered_too(
+def test_a_decode_error_does_not_advance_the_mark_so_its_copy_must_be_delivered_too(
     broker: DevBroker, tmp_path: Path
 ) -> None:
     scene = Scene(broker, tmp_path)
-    # The highest of a source's records was broken: what comes again after it is no replay.
+    # The highest record of each source was broken, so the copy that follows is not a replay.
     for partition in range(PARTITIONS):
-        last = max((out for out in scene.outs if out.partition == partition), key=lambda out: out.timestamp)
+        of_partition = [output for output in scene.outputs if output.partition == partition]
+        last = max(of_partition, key=lambda output: output.timestamp)
         last.route, last.headers = "error", [("rf-stage", b"decode")]
-    verdict = scene.check()
-    assert dict(verdict.faults) == {"lost": PARTITIONS}, "its copy, which the stream holds too, is missing"
+    assert dict(scene.check().errors) == {"lost": PARTITIONS}, "the copy of each is in no output"
 
 
-def test_by_content_where_keys_are_preserved(broker: DevBroker, tmp_path: Path) -> None:
-    assert Scene(broker, tmp_path, "preserve").check().faults == {}
+def test_preserved_keys_are_matched_by_content(broker: DevBroker, tmp_path: Path) -> None:
+    assert Scene(broker, tmp_path, "preserve").check().errors == {}
     scene = Scene(broker, tmp_path, "preserve")
     lose(scene)
     change(scene)
-    assert dict(scene.check().faults) == {"unknown": 1, "lost": 2}
+    assert dict(scene.check().errors) == {"unknown": 1, "lost": 2}
