@@ -1,6 +1,6 @@
-"""The compose file as it is, on ports of its own; skipped, with the reason, where no engine is.
+"""Starts the compose project on free ports; without a container engine all tests here are skipped.
 
-`make test-compose` sees to an engine and to the images first.
+`make test-compose` starts an engine if none is running, and makes the images.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stack import PORTS, ROOT, Stack, docker, engine_missing
 
-from replayfilter.devbroker import _free_port
+from replayfilter.devbroker import free_port
+from tests.compose.stack import PORTS, Stack, docker, engine_missing
+from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test in this folder is marked, and skipped without an engine."""
+    """Mark every test in this folder, and skip it if there is no engine."""
     reason = None
     for item in items:
         if HERE not in item.path.parents:
@@ -33,14 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def docker_compose_file() -> str:
     for variable in PORTS:
-        os.environ[variable] = str(_free_port())
+        os.environ[variable] = str(free_port())
     os.environ["REPLAYFILTER_IMAGE"] = "replayfilter:test"
     return str(ROOT / "docker-compose.yml")
 
 
 @pytest.fixture(scope="session")
 def docker_setup() -> list[str]:
-    # Grafana can't be had without an image registry. `--wait` is for those that stay; `topics` ends.
+    # Without Grafana: its image needs a registry. Without `--wait`: that fails as soon as `topics` exits.
     return ["up --build --detach --quiet-pull feeder service prometheus"]
 
 

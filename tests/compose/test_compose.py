@@ -6,31 +6,33 @@ import json
 import re
 
 import pytest
-from stack import ROOT, Stack, docker, get, wait_for
+
+from replayfilter.demo.check import ConsumerRecord
+from tests.compose.stack import Stack, docker, get, wait_for
+from tests.support.paths import ROOT
 
 IMAGE = "replayfilter:test"
-SMALL = 900 * 10**6
-"""Seconds from a container's start to its first batch."""
+IMAGE_LIMIT = 900 * 10**6  # bytes
 
 
-def test_the_image_is_small_holds_all_it_needs_and_is_nobodys_root(stack: Stack) -> None:
+def test_the_image_is_small_complete_and_does_not_run_as_root(stack: Stack) -> None:
     image = json.loads(docker("image", "inspect", IMAGE))[0]
     print(f"image: {image['Size']:,} bytes")
-    assert image["Size"] < SMALL
+    assert image["Size"] < IMAGE_LIMIT
     assert image["Config"]["User"] == "10001:10001"
-    said = docker("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python", IMAGE,
-                  "-m", "replayfilter.jvm.jars")  # fmt: skip
-    assert "fetching" not in said
-    assert any(line.endswith("spark-sql-kafka-0-10_2.13-4.0.0.jar") for line in said.splitlines())
+    output = docker("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python", IMAGE,
+                    "-m", "replayfilter.jvm.jars")  # fmt: skip
+    assert "fetching" not in output
+    assert any(line.endswith("spark-sql-kafka-0-10_2.13-4.0.0.jar") for line in output.splitlines())
 
 
-def test_the_first_batch_comes(stack: Stack) -> None:
+def test_there_is_a_first_batch(stack: Stack) -> None:
     seconds = stack.seconds_to_first_batch("service")
-    print(f"start to first batch, with all the others starting beside it: {seconds:.1f} s")
+    print(f"start to first batch, while all other containers start too: {seconds:.1f} s")
 
 
 def test_every_record_of_every_topic_is_right(stack: Stack) -> None:
-    stack.drain("orders")
+    stack.finish_input("orders")
     found = stack.check("orders")
     assert all(found.values()), "the stream has records of every route"
     for route in ("unique", "duplicate", "expired", "error", "replay"):
@@ -40,7 +42,7 @@ def test_every_record_of_every_topic_is_right(stack: Stack) -> None:
     stack.compose("start", "feeder")
 
 
-def test_health_says_what_is(stack: Stack) -> None:
+def test_health_endpoints_answer(stack: Stack) -> None:
     assert get("HTTP_PORT", "/livez")[0] == 200
     assert get("HTTP_PORT", "/readyz")[0] == 200
     status = json.loads(get("HTTP_PORT", "/status")[1])
@@ -49,15 +51,15 @@ def test_health_says_what_is(stack: Stack) -> None:
 
 
 def queries() -> list[str]:
-    """Every query of the dashboard, with its variables set."""
+    """Return every query of the dashboard, with its variables set."""
     text = (ROOT / "deploy/grafana/dashboards/replayfilter.json").read_text()
     found = {target["expr"] for panel in json.loads(text)["panels"] for target in panel.get("targets", ())}
-    # A watermark there is none here.
+    # This service has no watermark.
     found = {query for query in found if "watermark" not in query}
     return sorted(re.sub(r"\$\{?instance\}?", "service:8080", each) for each in found)
 
 
-def test_prometheus_has_the_metrics_the_alerts_and_an_answer_to_the_dashboards_every_query(
+def test_prometheus_has_the_metrics_and_alerts_and_answers_every_query_of_the_dashboard(
     stack: Stack,
 ) -> None:
     wait_for(
@@ -65,8 +67,8 @@ def test_prometheus_has_the_metrics_the_alerts_and_an_answer_to_the_dashboards_e
         60,
         lambda: "no records counted for a minute",
     )
-    silent = [query for query in queries() if not stack.prometheus(query.replace("$__rate_interval", "1m"))]
-    assert silent == []
+    empty = [query for query in queries() if not stack.prometheus(query.replace("$__rate_interval", "1m"))]
+    assert empty == []
     rules = json.loads(get("PROMETHEUS_PORT", "/api/v1/rules")[1])["data"]["groups"]
     assert sum(len(group["rules"]) for group in rules) > 5
     firing = [
@@ -75,7 +77,7 @@ def test_prometheus_has_the_metrics_the_alerts_and_an_answer_to_the_dashboards_e
     assert firing == []
 
 
-def test_killed_and_started_again_nothing_is_lost_or_twice(stack: Stack) -> None:
+def test_after_a_kill_nothing_is_lost_or_delivered_twice(stack: Stack) -> None:
     before = stack.metric("replayfilter_batches_total")
     wait_for(lambda: stack.metric("replayfilter_batches_total") > before, 30, lambda: "no batch for 30 s")
     docker("kill", "--signal", "KILL", stack.container("service"))
@@ -83,12 +85,12 @@ def test_killed_and_started_again_nothing_is_lost_or_twice(stack: Stack) -> None
     stack.compose("start", "service")
     stack.await_ready("HTTP_PORT")
     print(f"start to first batch after kill -9: {stack.seconds_to_first_batch('service'):.1f} s")
-    stack.drain("orders")
+    stack.finish_input("orders")
     stack.check("orders")
     stack.compose("start", "feeder")
 
 
-def test_stopped_it_ends_in_order_and_a_newer_image_goes_on_with_the_state(
+def test_it_stops_cleanly_and_a_newer_image_continues_with_the_state(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = f"FROM {IMAGE}\nUSER root\nRUN sed -i 's/__version__ = .*/__version__ = \"9.9.9\"/' " \
@@ -100,13 +102,13 @@ def test_stopped_it_ends_in_order_and_a_newer_image_goes_on_with_the_state(
     stack.compose("up", "--detach", "--no-build", "--no-deps", "service")
     stack.await_ready("HTTP_PORT")
     assert 'version="9.9.9"' in get("HTTP_PORT", "/metrics")[1]
-    stack.drain("orders")
+    stack.finish_input("orders")
     stack.check("orders")
 
 
 def test_a_cluster_that_loses_a_worker_gives_the_same_results(stack: Stack) -> None:
-    """Runs last: the local service of the tests before has handled the same input."""
-    stack.drain("orders")
+    """Must run last: the tests before it let the local service handle the same input."""
+    stack.finish_input("orders")
     stack.compose("stop", "service")
     stack.compose("up", "--detach", "--no-build", "service-cluster", profile="cluster")
     victim = stack.container("spark-worker-1")
@@ -116,26 +118,26 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_results(stack: Stack) -> N
         names = stack.compose("exec", "-T", "service-cluster", "sh", "-c", script, profile="cluster").split()
         return [name for name in names if name.isdigit()]
 
-    def in_mid_batch() -> bool:
+    def is_in_a_batch() -> bool:
         return len(logged("offsets")) > len(logged("commits")) and executor_at_work(victim)
 
-    wait_for(in_mid_batch, 120, lambda: stack.log("service-cluster")[-3000:])
+    wait_for(is_in_a_batch, 120, lambda: stack.log("service-cluster")[-3000:])
     docker("kill", "--signal", "KILL", victim)
-    assert len(logged("offsets")) > len(logged("commits")), "it was killed in mid-batch"
-    stack.drain("orders-cluster", 180)
+    assert len(logged("offsets")) > len(logged("commits")), "the worker was killed during a batch"
+    stack.finish_input("orders-cluster", 180)
     stack.check("orders-cluster")
     local, cluster = stack.outputs("orders"), stack.outputs("orders-cluster")
     for route, rows in local.items():
-        assert [unsigned(row) for row in rows] == [unsigned(row) for row in cluster[route]], route
+        assert list(map(without_writer, rows)) == list(map(without_writer, cluster[route])), route
     assert stack.state("service-cluster")["Status"] == "running"
 
 
 def executor_at_work(container: str) -> bool:
-    """Whether a worker's container runs Python workers, and so tasks."""
+    """Whether a worker's container runs Python workers, which means that it runs tasks."""
     return "pyspark.worker" in docker("top", container, "-eo", "pid,args")
 
 
-def unsigned(row: object) -> object:
-    """A record without what tells who wrote it and when: the service's pid, the batch's time in a message."""
-    partition, key, value, timestamp, headers = row  # type: ignore[misc]
-    return partition, key[8:], value, timestamp, [pair for pair in headers if pair[0] != "rf-message"]
+def without_writer(row: ConsumerRecord) -> ConsumerRecord:
+    """Return a record without the service's pid and without messages, which contain the batch time."""
+    key = row.key and row.key[8:]
+    return row._replace(key=key, headers=[pair for pair in row.headers if pair[0] != "rf-message"])
