@@ -1,6 +1,6 @@
-"""The broker is killed under the running service, as a user runs it: it waits, goes on, and is right.
+"""The broker is killed while the service runs: the service waits, continues, and its output is right.
 
-Afterwards every record is compared with what was published, and ``verify`` says the same.
+Afterwards every record is compared with what was published, and ``verify`` must agree.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def free_port() -> int:
         return port
 
 
-class Watched:
-    """A service's answers over HTTP."""
+class StatusClient:
+    """Asks a service over HTTP; it adds the HTTP section to the config."""
 
     def __init__(self, config: Path) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         config.write_text(f'{config.read_text()}\n[http]\nport = {port}\nstale_after = "20s"\n')
 
     def ready(self) -> bool | None:
-        """What /readyz says; None without an answer."""
+        """Whether /readyz returns 200; None without a response."""
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
@@ -62,31 +62,31 @@ class Watched:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_it_outlives_a_broker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+def test_the_service_survives_a_broker_that_is_killed_and_restarted(tmp_path: Path) -> None:
     end_ms = int(time.time() * 1000)
     stream = generate(RECORDS, end_ms=end_ms, seed=5)
     expected = expected_routes(stream, end_ms=end_ms)
     with DevBroker() as broker, ThreadPoolExecutor(1) as aside:
         config = write_config(tmp_path, broker.bootstrap, NAME, batch_records=2_000)
-        watched = Watched(config)
+        http = StatusClient(config)
         for topic in (NAME, *(f"{NAME}.{route}" for route in OUTPUTS)):
             create_topic(broker.bootstrap, topic, PARTITIONS)
         publish(broker.bootstrap, NAME, stream[: RECORDS // 2])
         checkpoint = Checkpoint(tmp_path / "checkpoint")
         with ServiceProcess(config, "--log-format", "json") as service:
             wait_for(lambda: checkpoint.committed() >= 1, 150, "no batch is committed")
-            assert watched.ready()
+            assert http.ready()
             broker.kill()
-            wait_for(lambda: watched.ready() is False, 150, "it is ready without a broker")
+            wait_for(lambda: http.ready() is False, 150, "the service is ready without a broker")
             time.sleep(10)
             assert service.process.poll() is None, service.tail()
             broker.restart()
             publishing = aside.submit(publish, broker.bootstrap, NAME, stream[RECORDS // 2 :])
-            wait_for(lambda: watched.ready() is True, 150, f"not ready again: {watched.status()['reasons']}")
+            wait_for(lambda: http.ready() is True, 150, f"not ready again: {http.status()['reasons']}")
             publishing.result()
-            # A lag of zero, and not twice the same batch: all is done.
-            wait_for(lambda: watched.status()["waiting"] == 0 and publishing.done(), 180, "not done", every=1)
-            retries = watched.status()["retries"]
+            # Nothing waits any more.
+            wait_for(lambda: http.status()["waiting"] == 0 and publishing.done(), 180, "not done", every=1)
+            retries = http.status()["retries"]
             service.process.send_signal(signal.SIGTERM)
             assert service.end(90) == 0, service.tail()
             lines = [
@@ -100,15 +100,15 @@ def test_it_outlives_a_broker_that_is_killed_and_comes_back(tmp_path: Path) -> N
     assert all(line["service"] == NAME for line in lines)
     assert sum(line["event"] == "batch" for line in lines) >= RECORDS // 2_000
     warnings = [line for line in lines if line["level"] == "warning"]
-    print(f"{retries} starts again; {[line['event'][:150] for line in warnings]}")
-    told = [line["event"] for line in warnings]
-    assert any("no Kafka broker answered" in event for event in told), told
-    assert "Kafka answers again" in told
+    print(f"{retries} restarts; {[line['event'][:150] for line in warnings]}")
+    events = [line["event"] for line in warnings]
+    assert any("no Kafka broker answered" in event for event in events), events
+    assert "Kafka answers again" in events
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_stop_without_a_broker_ends_within_its_bound(tmp_path: Path) -> None:
+def test_a_stop_without_a_broker_ends_within_the_limit(tmp_path: Path) -> None:
     with DevBroker() as broker:
         config = write_config(tmp_path, broker.bootstrap, NAME, batch_records=2_000)
         for topic in (NAME, *(f"{NAME}.{route}" for route in OUTPUTS)):
@@ -118,7 +118,7 @@ def test_a_stop_without_a_broker_ends_within_its_bound(tmp_path: Path) -> None:
         with ServiceProcess(config, "--log-format", "json") as service:
             wait_for(lambda: checkpoint.committed() >= 1, 150, "no batch is committed")
             started = checkpoint.started()
-            wait_for(lambda: checkpoint.started() > started, 60, "no batch in hand")
+            wait_for(lambda: checkpoint.started() > started, 60, "no batch has begun")
             service.pids()
             broker.kill()
             service.process.send_signal(signal.SIGTERM)
@@ -127,13 +127,13 @@ def test_a_stop_without_a_broker_ends_within_its_bound(tmp_path: Path) -> None:
             took = time.monotonic() - began
             print(f"exit code {code} after {took:.1f} s")
             assert took < STOP_SECONDS + 10, service.tail()
-            wait_for(lambda: not service.pids(), 30, "processes of the stopped service live on")
+            wait_for(lambda: not service.pids(), 30, "processes of the stopped service are still alive")
             assert "Traceback" not in service.tail()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_java_process_ends_it_with_a_reason(tmp_path: Path) -> None:
+def test_a_killed_java_process_ends_the_service_with_a_reason(tmp_path: Path) -> None:
     with DevBroker() as broker:
         config = write_config(tmp_path, broker.bootstrap, NAME, batch_records=2_000)
         for topic in (NAME, *(f"{NAME}.{route}" for route in OUTPUTS)):

@@ -1,4 +1,4 @@
-"""kill -9 of the driver alone: its JVM may still write to the checkpoint, so the lock is its as well."""
+"""kill -9 of the driver only: its JVM may still write to the checkpoint, so it holds the lock too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ settings = PipelineSettings(
 )
 with locked(pathlib.Path(sys.argv[1])) as lock:
     session = start_session(settings, [lock])
-    assert session.sparkContext.parallelize([1], 1).map(str).collect() == ["1"]  # a Python worker is there
+    assert session.sparkContext.parallelize([1], 1).map(str).collect() == ["1"]  # starts a Python worker
     print("at work", flush=True)
     time.sleep(600)
 """
@@ -71,7 +71,7 @@ def test_the_lock_is_held_until_the_jvm_of_a_killed_driver_has_ended(
     assert held_by(jvm, lock)
     assert not any(held_by(pid, lock) for pid in workers)
 
-    os.kill(jvm, signal.SIGSTOP)  # a JVM that takes its time
+    os.kill(jvm, signal.SIGSTOP)  # a JVM that is slow to end
     driver.kill()
     driver.wait()
     with pytest.raises(CheckpointError, match=f"in use by process {driver.pid}"), locked(tmp_path, 0.5):
@@ -80,6 +80,6 @@ def test_the_lock_is_held_until_the_jvm_of_a_killed_driver_has_ended(
     started = time.monotonic()
     with locked(tmp_path):
         waited = time.monotonic() - started
-        wait_for(lambda: not is_alive(jvm), 1, "two at work on one checkpoint")
+        wait_for(lambda: not is_alive(jvm), 1, "two processes use one checkpoint")
     print(f"waited {waited:.2f} s of {LOCK_SECONDS:.0f}")
-    wait_for(lambda: not any(map(is_alive, workers)), 60, "workers of a killed driver live on")
+    wait_for(lambda: not any(map(is_alive, workers)), 60, "workers of a killed driver are still alive")

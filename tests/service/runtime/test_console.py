@@ -1,4 +1,4 @@
-"""The progress of a run: plain lines off a terminal, one living line on it."""
+"""The text output of ``run``: a progress line on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replayfilter.service.runtime.console import Reporter
 
 
 def progress(batch: int, records: int, **counts: int | None) -> Batch:
-    """The part of Spark's progress that is read; another observation is there too."""
+    """A batch from the part of Spark's progress that is read, with another observation beside it."""
     facts: dict[str, Any] = {
         "batchId": batch,
         "numInputRows": records,
@@ -22,7 +22,7 @@ def progress(batch: int, records: int, **counts: int | None) -> Batch:
     return read_batch(facts, at=1.0)
 
 
-def test_off_a_terminal_each_batch_is_a_line() -> None:
+def test_without_a_terminal_each_batch_is_a_line() -> None:
     out = io.StringIO()
     with Reporter(Console(file=out, width=40)) as reporter:
         reporter.batch(progress(0, 1_000, unique=900, duplicate=60, expired=30, error=8, replay=2))
@@ -36,18 +36,18 @@ def test_off_a_terminal_each_batch_is_a_line() -> None:
     ]
 
 
-def test_on_a_terminal_the_line_lives_and_the_sum_stays() -> None:
+def test_on_a_terminal_the_progress_line_is_removed_and_the_total_stays() -> None:
     out = io.StringIO()
     with Reporter(Console(file=out, width=200, force_terminal=True)) as reporter:
         for batch in range(3):
             reporter.batch(progress(batch, 10, unique=10))
     text = out.getvalue()
     assert "batch 2: 10 records" in text
-    assert "\x1b[2K" in text, "the line is wiped, not left behind"
+    assert "\x1b[2K" in text, "the progress line is erased"
     assert text.endswith("3 batches: unique 30, duplicate 0, expired 0, error 0, replay 0\n")
 
 
-def test_progress_without_metrics_counts_nothing() -> None:
+def test_progress_without_metrics_has_no_counts() -> None:
     batch = read_batch({"batchId": 0, "observedMetrics": None}, at=1.0)
     assert batch.counts == {}
     assert not any(batch.routes.values())

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, with what correlates them; sentences for people on stderr."""
+"""The JSON log: one object per line with fields to correlate them, and errors on stderr too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from replayfilter.errors import DeliveryError
 from replayfilter.service.runtime.json_log import JsonLog
 from tests.support.batches import batch
 
@@ -19,25 +20,26 @@ def lines_of(out: io.StringIO) -> list[dict[str, Any]]:
 def test_each_batch_is_a_line_with_its_counts() -> None:
     out = io.StringIO()
     with JsonLog("orders", out) as log:
-        log.say("status page and metrics: http://127.0.0.1:9400/")
+        log.info("status page and metrics: http://127.0.0.1:9400/")
         log.batch(batch(7, 1.0, unique=3, duplicate=2, state_keys=9))
-    observation, done, ended = lines_of(out)
-    assert (observation["service"], observation["level"]) == ("orders", "info")
-    assert "batch" not in observation, "none was finished yet"
+    started, done, ended = lines_of(out)
+    assert (started["service"], started["level"]) == ("orders", "info")
+    assert "batch" not in started, "no batch was finished yet"
     assert (done["event"], done["batch"], done["unique"], done["keys"]) == ("batch", 7, 3, 9)
     assert done["seconds"] == 2.0
     assert (ended["event"], ended["batch"]) == ("ended", 7)
-    assert all(line["time"].endswith("Z") for line in (observation, done, ended))
+    assert all(line["time"].endswith("Z") for line in (started, done, ended))
 
 
-def test_a_fault_carries_the_last_batch_and_its_lane(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_carries_the_last_batch_and_its_lane(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     log = JsonLog("orders", out)
     log.batch(batch(7, 1.0, unique=3))
-    log.warn("lane my-orders-12 could not deliver 5 records: broker went; nothing can be read")
-    log.complain("what ends it:\n two lines, \u00e4nd more")
+    lost = DeliveryError("lane my-orders-12 could not deliver 5 records: broker went", lane=12)
+    log.warning(f"{lost}; starting again in 1 s", lost)
+    log.error("the last error:\n two lines, \u00e4nd more", cause=DeliveryError("without a lane"))
     _, warning, error = lines_of(out)
     assert (warning["level"], warning["lane"], warning["batch"]) == ("warning", 12, 7)
     assert error["level"] == "error"
     assert "lane" not in error
-    assert capsys.readouterr().err == "what ends it:\n two lines, \u00e4nd more\n"
+    assert capsys.readouterr().err == "the last error:\n two lines, \u00e4nd more\n"

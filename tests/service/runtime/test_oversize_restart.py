@@ -1,4 +1,4 @@
-"""Records that become larger than reckoned with: the query starts again in place, with smaller batches."""
+"""Records that turn out larger than estimated: the query restarts in place, with smaller batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.service_process import wait_for
 
 pytestmark = pytest.mark.spark
 
-SMALL, LARGE = 600, 700  # records; as many large ones again follow once the query has started anew
+SMALL, LARGE = 600, 700  # records; as many large ones follow after the restart
 
 
 @pytest.mark.slow
@@ -41,28 +41,28 @@ def test_batches_shrink_when_records_grow(broker: DevBroker, tmp_path: Path) -> 
         if sum(sizes) == SMALL:
             publish_large(SMALL)
         elif sum(sizes) == SMALL + LARGE:
-            threading.Thread(target=publish_when_anew, daemon=True).start()
+            threading.Thread(target=publish_after_restart, daemon=True).start()
         elif sum(sizes) == SMALL + 2 * LARGE:
-            signals.asked = True
+            signals.stop_requested = True
 
     def publish_large(first: int) -> None:
         numbers = range(first, first + LARGE)
         pipeline.publish(record(order(n, now, pad="x" * 10_000), partition=n % 2) for n in numbers)
 
-    def publish_when_anew() -> None:
-        wait_for(lambda: service.query is not queries[0], 60, "the query was not started anew")
+    def publish_after_restart() -> None:
+        wait_for(lambda: service.query is not queries[0], 60, "the query was not restarted")
         publish_large(SMALL + LARGE)
 
     pipeline.publish(record(order(n, now), partition=n % 2) for n in range(SMALL))
     service = Service(pipeline.settings, [on_batch])
     with StopSignals() as signals:
-        guard = threading.Timer(200, lambda: setattr(signals, "asked", True))
+        guard = threading.Timer(200, lambda: setattr(signals, "stop_requested", True))
         guard.start()
-        Supervisor(service, signals, status, pytest.fail).run(once=False)
+        Supervisor(service, signals, status, lambda text, cause=None: pytest.fail(text)).run(once=False)
         guard.cancel()
     assert sum(sizes) == SMALL + 2 * LARGE, sizes
     after = list(accumulate(sizes)).index(SMALL + LARGE) + 1
-    assert max(sizes[after:]) <= 120, f"{sizes}: 1 MB is 100 of the large ones"
+    assert max(sizes[after:]) <= 120, f"{sizes}: 100 of the large records are 1 MB"
     assert status.retries == 0
     values = pipeline.values(Route.UNIQUE)
     assert len(values) == len(set(values)) == SMALL + 2 * LARGE

@@ -1,4 +1,4 @@
-"""From the config to the pipeline's terms."""
+"""From the config to the settings of the pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replayfilter.spark.pipeline_settings import Output
 from tests.support.example_plan import EXAMPLE, settings_with
 
 
-def test_the_example() -> None:
+def test_the_settings_of_the_example_config() -> None:
     plan = settings_with(service={"checkpoint": "file:/var/with%20space/orders"})
     assert plan.checkpoint == "file:/var/with space/orders/spark"
     assert plan.keys == KeySpec("json", ("event_id",), "ts", "ms")
@@ -34,7 +34,7 @@ def test_the_example() -> None:
     assert (plan.shards, plan.lanes) == (3, 3)
 
 
-def test_every_setting_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RF_TEST_PASSWORD", "hunter2")
     plan = settings_with(
         service={"shards": 7, "master": "local[9]", "batch_records": 11, "batch_bytes": "3MB"},
@@ -66,6 +66,6 @@ def test_without_dedup_nothing_can_expire() -> None:
     assert plan.outputs.keys() == {Route.UNIQUE, Route.ERROR, Route.FUTURE, Route.JUMP}
 
 
-def test_a_plan_needs_a_preflight_without_faults() -> None:
+def test_a_plan_needs_a_preflight_without_errors() -> None:
     with pytest.raises(ValueError, match="preflight"):
         pipeline_settings_of(config_from(tomllib.loads(EXAMPLE.read_text())), Findings(["something"]))

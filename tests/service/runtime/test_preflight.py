@@ -1,4 +1,4 @@
-"""What is found before the service starts, against a real broker."""
+"""The checks before a start, against a real broker."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROUTES = ("unique", "duplicate", "expired", "error")
 numbers = itertools.count()
 
 
-class Place:
-    """A service of its own on the run's broker: names that no other test has, and a checkpoint folder."""
+class Deployment:
+    """A service on the shared broker, with topic names that no other test uses and a checkpoint folder."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         self.bootstrap, self.folder = bootstrap, folder / "checkpoint"
@@ -75,7 +75,7 @@ class Place:
         )
 
     def started(self, end: dict[int, int], finished: bool = True) -> Identity:
-        """The checkpoint of a service whose first batch went to ``end``, in the words of Spark 4.0's logs."""
+        """Write the checkpoint of a service whose first batch ended at ``end``, as Spark 4.0 writes it."""
         identity = self.inspect().identity
         assert identity is not None
         self.files.write("replayfilter.json", identity.to_bytes())
@@ -95,16 +95,16 @@ class Place:
 
 
 @pytest.fixture
-def place(bootstrap: str, tmp_path: Path) -> Place:
-    return Place(bootstrap, tmp_path)
+def deployment(bootstrap: str, tmp_path: Path) -> Deployment:
+    return Deployment(bootstrap, tmp_path)
 
 
 # ---- topics ------------------------------------------------------------------------------------------
 
 
-def test_every_missing_topic_is_told_at_once_with_its_key(place: Place) -> None:
-    findings = place.inspect()
-    assert [fault.split(":")[0] for fault in findings.errors] == [
+def test_all_missing_topics_are_reported_at_once_with_their_keys(deployment: Deployment) -> None:
+    findings = deployment.inspect()
+    assert [error.split(":")[0] for error in findings.errors] == [
         "input.topics",
         "output.unique",
         "output.duplicate",
@@ -114,38 +114,45 @@ def test_every_missing_topic_is_told_at_once_with_its_key(place: Place) -> None:
     assert "replayfilter topics CONFIG" in findings.errors[-1]
 
 
-def test_topics_makes_what_is_missing_and_says_what_it_did(place: Place, tmp_path: Path) -> None:
+def test_the_topics_command_creates_missing_topics_and_reports_them(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     path = tmp_path / "service.toml"
     path.write_text(
         "\n".join(
             f"[{section}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
-            for section, keys in place.data().items()
+            for section, keys in deployment.data().items()
         )
     )
     before = CliRunner().invoke(cli.app, ["topics", str(path)])
     assert before.exit_code == 1
     assert "create it first" in before.stderr
 
-    place.cluster.create({place.name: 3, f"{place.name}.error": 1, f"{place.name}.unique": 3})
+    deployment.cluster.create(
+        {deployment.name: 3, f"{deployment.name}.error": 1, f"{deployment.name}.unique": 3}
+    )
     result = CliRunner().invoke(cli.app, ["topics", str(path)])
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        f"{place.name}.unique: exists",
-        f"{place.name}.duplicate: created with 3 partitions",
-        f"{place.name}.expired: created with 3 partitions",
-        f"{place.name}.error: exists with 1 partitions; the input has 3",
+        f"{deployment.name}.unique: exists",
+        f"{deployment.name}.duplicate: created with 3 partitions",
+        f"{deployment.name}.expired: created with 3 partitions",
+        f"{deployment.name}.error: exists with 1 partitions; the input has 3",
     ]
-    assert place.cluster.topics([f"{place.name}.expired"])[f"{place.name}.expired"].partitions == 3
-    findings = place.inspect()
+    assert (
+        deployment.cluster.topics([f"{deployment.name}.expired"])[f"{deployment.name}.expired"].partitions
+        == 3
+    )
+    findings = deployment.inspect()
     assert findings.errors == []
     (warning,) = findings.warnings
     assert warning.startswith("output.error")
 
 
-@pytest.mark.parametrize(("outputs", "words"), [(1, "mingle"), (4, "2 stay empty")])
-def test_another_partition_count_is_a_warning(place: Place, outputs: int, words: str) -> None:
-    place.create(inputs=2, outputs=outputs)
-    findings = place.inspect()
+@pytest.mark.parametrize(("outputs", "words"), [(1, "are mixed"), (4, "2 stay empty")])
+def test_a_different_partition_count_is_a_warning(deployment: Deployment, outputs: int, words: str) -> None:
+    deployment.create(inputs=2, outputs=outputs)
+    findings = deployment.inspect()
     assert findings.errors == []
     assert len(findings.warnings) == 4
     assert all(words in warning for warning in findings.warnings)
@@ -154,24 +161,24 @@ def test_another_partition_count_is_a_warning(place: Place, outputs: int, words:
 # ---- checkpoint --------------------------------------------------------------------------------------
 
 
-def test_a_first_start(place: Place) -> None:
-    place.create()
-    findings = place.inspect()
+def test_a_first_start_has_no_errors(deployment: Deployment) -> None:
+    deployment.create()
+    findings = deployment.inspect()
     assert (findings.errors, findings.warnings, findings.starting) == ([], [], None)
     identity = findings.identity
     assert identity is not None
     assert (identity.shards, identity.lanes, identity.span, identity.unit) == (2, 2, 300_000, "ms")
-    assert identity.cluster_id == place.cluster.id
+    assert identity.cluster_id == deployment.cluster.id
     assert Identity.from_bytes(identity.to_bytes()) == identity
-    assert not (place.folder / "replayfilter.json").exists(), "looking changes nothing"
+    assert not (deployment.folder / "replayfilter.json").exists(), "the checks change nothing"
 
 
-def test_a_restart_finds_nothing_wrong(place: Place) -> None:
-    place.create()
-    place.write(5, partition=0)  # offsets 0 to 4; the commit marker takes 5, and Spark counts it
-    identity = place.started({0: 6, 1: 0})
-    place.commit({0: 5})
-    findings = place.inspect()
+def test_a_restart_has_no_errors(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.write(5, partition=0)  # offsets 0 to 4; the commit marker takes 5, and Spark counts it
+    identity = deployment.started({0: 6, 1: 0})
+    deployment.commit({0: 5})
+    findings = deployment.inspect()
     assert (findings.errors, findings.identity) == ([], identity)
 
 
@@ -186,20 +193,20 @@ def test_a_restart_finds_nothing_wrong(place: Place) -> None:
         ({"service": {"shards": 3}}, "service.shards"),
     ],
 )
-def test_what_belongs_to_the_state_can_not_be_changed(
-    place: Place, changes: dict[str, dict[str, Any]], path: str
+def test_settings_of_the_state_cannot_be_changed(
+    deployment: Deployment, changes: dict[str, dict[str, Any]], path: str
 ) -> None:
-    place.create()
-    place.started({0: 0, 1: 0})
-    (fault,) = place.inspect(**changes).faults
-    assert fault.startswith(path)
-    assert "set it back" in fault
+    deployment.create()
+    deployment.started({0: 0, 1: 0})
+    (error,) = deployment.inspect(**changes).errors
+    assert error.startswith(path)
+    assert "set it back" in error
 
 
-def test_what_may_be_changed(place: Place) -> None:
-    place.create()
-    kept = place.started({0: 0, 1: 0})
-    findings = place.inspect(
+def test_other_settings_can_be_changed(deployment: Deployment) -> None:
+    deployment.create()
+    kept = deployment.started({0: 0, 1: 0})
+    findings = deployment.inspect(
         dedup={"period": "3h", "max_future": "1s"},
         service={"master": "local[7]"},
         replay={"mark_ttl": "1h"},
@@ -209,14 +216,14 @@ def test_what_may_be_changed(place: Place) -> None:
     assert findings.identity == kept, "the default span and shard count stay what they were"
 
 
-def test_several_differences_come_at_once(place: Place) -> None:
-    place.create()
-    place.started({0: 0, 1: 0})
-    other = f"{place.name}.other"
-    place.cluster.create({other: 2})
-    faults = place.inspect(dedup={"unit": "s", "key": ["x"]}, input={"topics": [other]}).faults
-    # the span counts units, so another unit alone changes it
-    assert [fault.split(":")[0].split(" ")[0] for fault in faults] == [
+def test_all_differences_are_reported_at_once(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.started({0: 0, 1: 0})
+    other = f"{deployment.name}.other"
+    deployment.cluster.create({other: 2})
+    errors = deployment.inspect(dedup={"unit": "s", "key": ["x"]}, input={"topics": [other]}).errors
+    # the span is counted in units, so a different unit changes it too
+    assert [error.split(":")[0].split(" ")[0] for error in errors] == [
         "dedup.key",
         "dedup.unit",
         "dedup.bucket_span",
@@ -224,21 +231,23 @@ def test_several_differences_come_at_once(place: Place) -> None:
     ]
 
 
-def test_a_topic_made_anew_is_another_topic(place: Place) -> None:
-    place.create()
-    identity = place.started({0: 0, 1: 0})
-    stale = dataclasses.replace(identity, topic_ids={place.name: "gone"})
-    place.files.write("replayfilter.json", stale.to_bytes())
-    (fault,) = place.inspect().faults
-    assert "deleted and made again" in fault
+def test_a_topic_that_was_created_again_is_another_topic(deployment: Deployment) -> None:
+    deployment.create()
+    identity = deployment.started({0: 0, 1: 0})
+    stale = dataclasses.replace(identity, topic_ids={deployment.name: "gone"})
+    deployment.files.write("replayfilter.json", stale.to_bytes())
+    (error,) = deployment.inspect().errors
+    assert "deleted and created again" in error
 
 
-def test_another_cluster(place: Place) -> None:
-    place.create()
-    identity = place.started({0: 0, 1: 0})
-    place.files.write("replayfilter.json", dataclasses.replace(identity, cluster_id="elsewhere").to_bytes())
-    (fault,) = place.inspect().faults
-    assert "belongs to Kafka cluster elsewhere" in fault
+def test_a_checkpoint_of_another_cluster_is_an_error(deployment: Deployment) -> None:
+    deployment.create()
+    identity = deployment.started({0: 0, 1: 0})
+    deployment.files.write(
+        "replayfilter.json", dataclasses.replace(identity, cluster_id="elsewhere").to_bytes()
+    )
+    (error,) = deployment.inspect().errors
+    assert "belongs to Kafka cluster elsewhere" in error
 
 
 @pytest.mark.parametrize(
@@ -250,82 +259,86 @@ def test_another_cluster(place: Place) -> None:
         (None, "no replayfilter.json"),
     ],
 )
-def test_a_checkpoint_that_is_not_ours(place: Place, content: bytes | None, words: str) -> None:
-    place.create()
-    place.started({0: 0, 1: 0})
+def test_a_foreign_or_damaged_checkpoint_is_an_error(
+    deployment: Deployment, content: bytes | None, words: str
+) -> None:
+    deployment.create()
+    deployment.started({0: 0, 1: 0})
     if content is None:
-        (place.folder / "replayfilter.json").unlink()
+        (deployment.folder / "replayfilter.json").unlink()
     else:
-        place.files.write("replayfilter.json", content)
-    (fault,) = place.inspect().faults
-    assert words in fault
+        deployment.files.write("replayfilter.json", content)
+    (error,) = deployment.inspect().errors
+    assert words in error
 
 
 # ---- committed offsets -------------------------------------------------------------------------------
 
 
-def test_a_lost_checkpoint_needs_a_decision(place: Place) -> None:
-    place.create()
-    place.write(5, partition=1)
-    place.commit({1: 3})
-    (fault,) = place.inspect().faults
-    assert f"{place.name}-1 up to 3" in fault
-    assert "--from-committed" in fault
-    decided = place.inspect(from_committed=True)
-    assert (decided.faults, decided.starting) == ([], {place.name: {1: 3}})
+def test_a_lost_checkpoint_needs_from_committed(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.write(5, partition=1)
+    deployment.commit({1: 3})
+    (error,) = deployment.inspect().errors
+    assert f"{deployment.name}-1 up to 3" in error
+    assert "--from-committed" in error
+    decided = deployment.inspect(from_committed=True)
+    assert (decided.errors, decided.starting) == ([], {deployment.name: {1: 3}})
 
 
-def test_from_committed_does_nothing_where_the_checkpoint_is_there(place: Place) -> None:
-    place.create()
-    place.write(5, partition=0)
-    place.started({0: 6, 1: 0})
-    place.commit({0: 5})
-    findings = place.inspect(from_committed=True)
+def test_from_committed_has_no_effect_if_there_is_a_checkpoint(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.write(5, partition=0)
+    deployment.started({0: 6, 1: 0})
+    deployment.commit({0: 5})
+    findings = deployment.inspect(from_committed=True)
     assert (findings.errors, findings.starting) == ([], None)
     assert "has no effect" in findings.warnings[0]
 
 
 @pytest.mark.parametrize("committed", [None, 3])
-def test_a_group_set_back_is_found(place: Place, committed: int | None) -> None:
-    place.create()
-    place.write(5, partition=0)
-    place.started({0: 6, 1: 0})
+def test_a_group_that_was_reset_is_an_error(deployment: Deployment, committed: int | None) -> None:
+    deployment.create()
+    deployment.write(5, partition=0)
+    deployment.started({0: 6, 1: 0})
     if committed is not None:
-        place.commit({0: committed})
-    (fault,) = place.inspect().faults
-    assert f"stands at offset {committed or 0} of {place.name}-0" in fault
-    assert "below 6" in fault
+        deployment.commit({0: committed})
+    (error,) = deployment.inspect().errors
+    assert f"is at offset {committed or 0} of {deployment.name}-0" in error
+    assert "below 6" in error
 
 
-def test_a_group_before_nothing_but_markers_and_aborted_records_is_right(place: Place) -> None:
-    place.create()
-    place.write(5, partition=0)
-    place.write(2, partition=0, abort=True)  # offsets 6 and 7, marker 8
-    place.started({0: 9, 1: 0})
-    place.commit({0: 5})
-    assert place.inspect().faults == []
+def test_a_group_behind_only_markers_and_aborted_records_is_not_an_error(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.write(5, partition=0)
+    deployment.write(2, partition=0, abort=True)  # offsets 6 and 7, marker 8
+    deployment.started({0: 9, 1: 0})
+    deployment.commit({0: 5})
+    assert deployment.inspect().errors == []
 
 
-def test_a_batch_not_finished_yet_says_nothing_about_the_group(place: Place) -> None:
-    place.create()
-    place.write(5, partition=0)
-    place.started({0: 6, 1: 0}, finished=False)
-    assert place.inspect().faults == []
+def test_an_unfinished_batch_is_not_compared_with_the_group(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.write(5, partition=0)
+    deployment.started({0: 6, 1: 0}, finished=False)
+    assert deployment.inspect().errors == []
 
 
-def test_a_service_killed_in_a_delivery_starts_again_at_once(place: Place) -> None:
-    """Its transaction stays open until a lane's next owner ends it, which comes after the preflight."""
-    place.create()
-    killed = Lanes(place.bootstrap, place.name).open(0)
+def test_a_service_killed_during_a_delivery_can_start_again_at_once(deployment: Deployment) -> None:
+    """Its transaction stays open until the next owner of the lane ends it, which is after the preflight."""
+    deployment.create()
+    killed = Lanes(deployment.bootstrap, deployment.name).open(0)
     killed._begin()
-    send_offsets(killed._get_owner().producer, {(place.name, 0): 9}, killed._lanes.offsets.metadata, LaneStats())
-    assert not place.inspect().faults
+    send_offsets(
+        killed._get_owner().producer, {(deployment.name, 0): 9}, killed._lanes.offsets.metadata, LaneStats()
+    )
+    assert not deployment.inspect().errors
     killed.abort()
 
 
-def test_a_cluster_does_not_tell_its_cores(place: Place) -> None:
-    place.create()
-    (fault,) = place.inspect(service={"master": "spark://h:7077"}).faults
-    assert "service.shards: missing" in fault
-    assert place.inspect(service={"master": "spark://h:7077", "shards": 8}).faults == []
+def test_a_cluster_needs_a_shard_count(deployment: Deployment) -> None:
+    deployment.create()
+    (error,) = deployment.inspect(service={"master": "spark://h:7077"}).errors
+    assert "service.shards: missing" in error
+    assert deployment.inspect(service={"master": "spark://h:7077", "shards": 8}).errors == []
     assert core_count("local[3, 4]") == 3

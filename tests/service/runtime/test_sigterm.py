@@ -1,4 +1,4 @@
-"""SIGTERM: the service finishes the batch in hand, ends with 0, and goes on in place when started again."""
+"""SIGTERM: the service finishes the current batch, exits with 0, and continues there at the next start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDS = 12_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigterm_finishes_the_batch_and_restarts_in_place(tmp_path: Path) -> None:
+def test_sigterm_finishes_the_batch_and_the_next_start_continues(tmp_path: Path) -> None:
     rng = random.Random(3)
     end_ms = int(time.time() * 1000)
     stream = generate(RECORDS, end_ms=end_ms, seed=3)
@@ -42,18 +42,20 @@ def test_sigterm_finishes_the_batch_and_restarts_in_place(tmp_path: Path) -> Non
             with ServiceProcess(config) as service:
                 batch = checkpoint.committed()
                 service.await_change(lambda batch=batch: checkpoint.committed() > batch)
-                # Two batches or more, so that the signal comes while one is in hand.
+                # A new batch has begun, so the signal arrives during a batch.
                 now = checkpoint.started()
                 service.await_change(lambda now=now: checkpoint.started() > now)
                 time.sleep(rng.uniform(0, 0.5))
                 service.pids()
-                in_hand = checkpoint.started()
+                current = checkpoint.started()
                 service.process.send_signal(signal.SIGTERM)
                 assert service.end(60) == 0, service.tail()
-                assert checkpoint.committed() >= in_hand, f"the batch was not finished\n{service.tail()}"
+                assert checkpoint.committed() >= current, f"the batch was not finished\n{service.tail()}"
                 assert not open_transactions(broker.bootstrap, outputs)
                 wait_for(
-                    lambda service=service: not service.pids(), 30, "processes of a stopped service live on"
+                    lambda service=service: not service.pids(),
+                    30,
+                    "processes of a stopped service are still alive",
                 )
                 assert "Traceback" not in service.tail()
         publishing.result()

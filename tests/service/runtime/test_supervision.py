@@ -1,4 +1,4 @@
-"""What is tried again, how often, and what ends the service; with queries that fail as they are told."""
+"""What is retried, how often, and what ends the service, with queries that fail by script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.batches import batch
 
 
 class Scripted:
-    """A query whose runs go as told: an error to fail with, a number of batches first, None for an end."""
+    """A query with a script: for each start a number of batches, then an error or None for a normal end."""
 
     restart_requested = False
     last_response_at = 0.0
@@ -66,51 +66,53 @@ def supervised(
     signals: StopSignals, script: Sequence[tuple[int, Exception | None]], once: bool = False
 ) -> tuple[Scripted, Status, list[str]]:
     """Run a script to its end."""
-    status, said = Status("orders", 120.0, {}, time.time()), list[str]()
+    status, warnings = Status("orders", 120.0, {}, time.time()), list[str]()
     query = Scripted(status, script)
-    supervisor = Supervisor(query, signals, status, said.append)
+    supervisor = Supervisor(query, signals, status, lambda text, cause=None: warnings.append(text))
     try:
         supervisor.run(once)
     finally:
-        supervised.last = query, status, said  # type: ignore[attr-defined]
-    return query, status, said
+        supervised.last = query, status, warnings  # type: ignore[attr-defined]
+    return query, status, warnings
 
 
-LANE = DeliveryError("lane orders-3 is lost")
-AWAY = BrokerError("no Kafka broker answered")
+LOST_LANE = DeliveryError("lane orders-3 is lost")
+NO_BROKER = BrokerError("no Kafka broker answered")
 
 
-@pytest.mark.parametrize("error", [LANE, AWAY, ReplayfilterError("the query failed: a task was lost")])
-def test_a_fault_that_can_pass_is_tried_again(signals: StopSignals, error: Exception) -> None:
-    query, status, said = supervised(signals, [(0, error), (0, error), (2, None)])
+@pytest.mark.parametrize(
+    "error", [LOST_LANE, NO_BROKER, ReplayfilterError("the query failed: a task was lost")]
+)
+def test_a_temporary_error_is_retried(signals: StopSignals, error: Exception) -> None:
+    query, status, warnings = supervised(signals, [(0, error), (0, error), (2, None)])
     assert (query.starts, status.retries, status.phase) == (3, 2, Phase.ENDED)
-    assert len(said) == 2
-    assert str(error) in said[0]
+    assert len(warnings) == 2
+    assert str(error) in warnings[0]
 
 
-def test_tries_end_and_the_last_reason_is_raised(signals: StopSignals) -> None:
+def test_tries_are_limited_and_the_last_error_is_raised(signals: StopSignals) -> None:
     with pytest.raises(DeliveryError, match="lane orders-3"):
-        supervised(signals, [(0, LANE)] * 50)
+        supervised(signals, [(0, LOST_LANE)] * 50)
     query, status, _ = supervised.last  # type: ignore[attr-defined]
     assert query.starts == TRIES + 1
     assert (status.phase, status.last_error) == (Phase.FAILED, "lane orders-3 is lost")
 
 
-def test_a_finished_batch_makes_the_tries_count_anew(signals: StopSignals) -> None:
-    script = ([(0, LANE)] * TRIES + [(1, LANE)]) * 4
+def test_a_finished_batch_resets_the_count_of_tries(signals: StopSignals) -> None:
+    script = ([(0, LOST_LANE)] * TRIES + [(1, LOST_LANE)]) * 4
     query, status, _ = supervised(signals, [*script, (0, None)])
     assert query.starts == len(script) + 1
     assert status.batches == 4
 
 
-def test_while_no_broker_answers_it_goes_on(signals: StopSignals) -> None:
-    query, _, _ = supervised(signals, [(0, LANE), *[(0, AWAY)] * 40, (1, None)])
+def test_retries_are_not_limited_while_no_broker_answers(signals: StopSignals) -> None:
+    query, _, _ = supervised(signals, [(0, LOST_LANE), *[(0, NO_BROKER)] * 40, (1, None)])
     assert query.starts == 42
 
 
-def test_once_does_not_wait_for_a_broker_for_ever(signals: StopSignals) -> None:
+def test_once_does_not_wait_forever_for_a_broker(signals: StopSignals) -> None:
     with pytest.raises(BrokerError):
-        supervised(signals, [(0, AWAY)] * 50, once=True)
+        supervised(signals, [(0, NO_BROKER)] * 50, once=True)
     assert supervised.last[0].starts <= TRIES + 1  # type: ignore[attr-defined]
 
 
@@ -121,25 +123,25 @@ def test_once_does_not_wait_for_a_broker_for_ever(signals: StopSignals) -> None:
         CheckpointError("Kafka no longer holds records"),
         MissingDependency("no Java"),
         SparkLost("the JVM is gone"),
-        ZeroDivisionError("a fault of ours"),
+        ZeroDivisionError("a bug"),
     ],
 )
-def test_what_cannot_pass_ends_it_at_once(signals: StopSignals, error: Exception) -> None:
+def test_a_permanent_error_ends_the_service_at_once(signals: StopSignals, error: Exception) -> None:
     with pytest.raises(type(error)):
         supervised(signals, [(3, error), (0, None)])
     query, status, _ = supervised.last  # type: ignore[attr-defined]
     assert (query.starts, status.phase) == (1, Phase.FAILED)
 
 
-def test_larger_records_start_the_query_anew_without_a_fault(signals: StopSignals) -> None:
-    class Growing(Scripted):
+def test_a_requested_restart_is_not_an_error(signals: StopSignals) -> None:
+    class Restarting(Scripted):
         @property
         def restart_requested(self) -> bool:  # type: ignore[override]
             return self.starts < 3
 
     status = Status("orders", 120.0, {}, time.time())
-    query = Growing(status, [(1, None)] * 3)
-    Supervisor(query, signals, status, pytest.fail).run(once=False)
+    query = Restarting(status, [(1, None)] * 3)
+    Supervisor(query, signals, status, lambda text, cause=None: pytest.fail(text)).run(once=False)
     assert (query.starts, status.retries) == (3, 0)
 
 
@@ -153,7 +155,7 @@ class Endless(Scripted):
     began = threading.Event()
 
 
-def test_a_batch_that_never_ends_holds_a_stop_up_for_a_named_time_only(
+def test_a_batch_that_never_ends_delays_a_stop_only_up_to_the_limit(
     signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "STOP_SECONDS", 0.3)
@@ -162,21 +164,21 @@ def test_a_batch_that_never_ends_holds_a_stop_up_for_a_named_time_only(
     threading.Thread(target=lambda: (query.began.wait(10), os.kill(os.getpid(), signal.SIGTERM))).start()
     began = time.monotonic()
     with pytest.raises(ReplayfilterError, match="did not finish within"):
-        Supervisor(query, signals, status, pytest.fail).run(once=False)
+        Supervisor(query, signals, status, lambda text, cause=None: pytest.fail(text)).run(once=False)
     assert time.monotonic() - began < 5
     assert query.stopped
 
 
-def test_a_signal_ends_the_wait_between_two_tries(
+def test_a_signal_ends_the_pause_between_two_tries(
     signals: StopSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "_FIRST_WAIT", 20.0)
     monkeypatch.setattr(supervision, "_LONGEST_WAIT", 20.0)
     status = Status("orders", 120.0, {}, time.time())
-    query = Scripted(status, [(0, LANE)])
+    query = Scripted(status, [(0, LOST_LANE)])
     warned = threading.Event()
     threading.Thread(target=lambda: (warned.wait(10), os.kill(os.getpid(), signal.SIGTERM))).start()
     began = time.monotonic()
-    Supervisor(query, signals, status, lambda _: warned.set()).run(once=False)
+    Supervisor(query, signals, status, lambda text, cause=None: warned.set()).run(once=False)
     assert time.monotonic() - began < 10
     assert (query.starts, status.phase) == (1, Phase.ENDED)

@@ -1,7 +1,8 @@
-"""kill -9 of a service that keeps a low watermark: its header never goes back, nor is ahead of what comes.
+"""kill -9 of a service that keeps a low watermark: the watermark in the header stays right.
 
-Every record names its origin in a header, and each origin writes in the order of Kafka's timestamps. So of
-the records that come out behind one with the watermark W none may have a timestamp below W.
+It never goes back, and it is never ahead of later records. Every record names its origin in a header, and
+each origin writes in the order of Kafka's timestamps. So after an output record with the watermark W, no
+record may have a timestamp below W.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from replayfilter.demo.check import ConsumerRecord, compare
 from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS, STAMP, expected_routes, generate
 from replayfilter.demo.walkthrough import PARTITIONS, write_config
-from tests.service.runtime.test_kill import Group, phase
+from tests.support.interruption import Group, interrupted_phase
 from tests.support.service_process import Checkpoint, ServiceProcess
 
 pytestmark = pytest.mark.spark
@@ -43,7 +44,7 @@ def low_of(row: ConsumerRecord) -> int | None:
 
 
 def check_lows(rows: Iterable[ConsumerRecord]) -> int:
-    """How many watermarks a partition's records carry; none goes back, none is ahead of what follows."""
+    """The number of different watermarks in a partition. None goes back or is ahead of a later record."""
     ordered = list(rows)
     lows = [low for row in ordered if (low := low_of(row)) is not None]
     assert lows == sorted(lows)
@@ -52,16 +53,18 @@ def check_lows(rows: Iterable[ConsumerRecord]) -> int:
         oldest_to_come = min(oldest_to_come, row.timestamp_ms * 1_000)
         assert (low_of(row) or 0) <= oldest_to_come, row
     first = next((at for at, row in enumerate(ordered) if low_of(row) is not None), 0)
-    assert all(low_of(row) is not None for row in ordered[first:]), "once there is one it stays"
+    assert all(low_of(row) is not None for row in ordered[first:]), (
+        "every record after the first one with a watermark has one"
+    )
     return len(set(lows))
 
 
 @pytest.mark.parametrize(
     "rows",
     [[(5, None), (6, 4), (7, 3)], [(5, None), (4, 4), (3, 4)], [(5, 6)], [(5, 1), (6, None)]],
-    ids=["goes back", "a later record is behind it", "ahead of its own record", "was there before"],
+    ids=["goes back", "a later record is behind it", "ahead of its own record", "missing later"],
 )
-def test_the_check_finds_what_it_looks_for(rows: list[tuple[int, int | None]]) -> None:
+def test_the_check_finds_wrong_watermarks(rows: list[tuple[int, int | None]]) -> None:
     right = [(5, None), (4, None), (6, 4), (4, 4), (9, 6)]
     assert check_lows(row_of(*each) for each in right) == 2
     with pytest.raises(AssertionError):
@@ -75,7 +78,7 @@ def row_of(time_ms: int, low_ms: int | None) -> ConsumerRecord:
 
 
 def by_input(outputs: Mapping[str, list[ConsumerRecord]]) -> dict[int, list[ConsumerRecord]]:
-    """What came out of each input partition over all topics, in the input's order."""
+    """The output of each input partition over all topics, in input order."""
     found: defaultdict[int, list[tuple[int, ConsumerRecord]]] = defaultdict(list)
     for rows in outputs.values():
         for row in rows:
@@ -86,7 +89,7 @@ def by_input(outputs: Mapping[str, list[ConsumerRecord]]) -> dict[int, list[Cons
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_kill_and_the_header_still_holds(bootstrap: str, tmp_path: Path) -> None:
+def test_after_kills_the_watermarks_are_still_right(bootstrap: str, tmp_path: Path) -> None:
     seed = int(time.time())
     rng, end_ms = random.Random(seed), seed * 1_000
     stream = [
@@ -104,26 +107,26 @@ def test_kill_and_the_header_still_holds(bootstrap: str, tmp_path: Path) -> None
     hit = []
     for kill in range(2):
         with ServiceProcess(config) as service:
-            batch = checkpoint.committed() + 2  # two of each start must be done, so that there is a watermark
+            batch = checkpoint.committed() + 2  # two batches per start, so that there is a watermark
             service.await_change(lambda batch=batch: checkpoint.committed() >= batch)
             offsets = group.offsets()
             service.await_change(lambda offsets=offsets: group.offsets() != offsets, every=0.002)
             time.sleep(rng.choice((0.0, 0.02, 0.2)))
             service.kill(service.pids())
-        hit.append(phase(checkpoint, group))
+        hit.append(interrupted_phase(checkpoint, group))
         print(f"kill {kill + 1}: batch {checkpoint.started()}, {hit[-1]}", flush=True)
     group.close()
     with ServiceProcess(config, "--once") as service:
         assert service.end(200) == 0, service.tail()
     outputs = {route: read_topic(bootstrap, f"{NAME}.{route}") for route in OUTPUTS}
-    assert hit != ["no batch in flight"] * 2, "the kills proved nothing"
+    assert hit != ["no batch in flight"] * 2, "the kills prove nothing"
 
     for route, rows in outputs.items():
         for partition in range(PARTITIONS):
             assert check_lows(row for row in rows if row.partition == partition), (seed, route, partition)
     counted = [check_lows(rows) for rows in by_input(outputs).values()]
     assert len(counted) == PARTITIONS
-    assert min(counted) >= RECORDS // BATCH // 2, f"seed {seed}: as many as batches, about"
+    assert min(counted) >= RECORDS // BATCH // 2, f"seed {seed}: about one per batch"
     plain = {
         route: [
             row._replace(headers=[each for each in row.headers if each[0] != WATERMARK_HEADER])

@@ -1,4 +1,4 @@
-"""A service and a watermark server as users run them: who lags is told, and a changed file taken up."""
+"""A service and a watermark server: laggards are reported, and a changed file takes effect."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ port = {port}
 """
 
 
-def events(bootstrap: str, seconds: int) -> None:
-    """One record of host a and one of host b, in a partition each; b's is a second older."""
-    said = (("a", 0, seconds), ("b", 1, seconds - 1))
+def publish_events(bootstrap: str, seconds: int) -> None:
+    """Publish a record of host a and one of host b, each in its own partition; b's is a second older."""
+    written = (("a", 0, seconds), ("b", 1, seconds - 1))
     publish(
         bootstrap,
         NAME,
@@ -66,7 +66,7 @@ def events(bootstrap: str, seconds: int) -> None:
                 json.dumps({"id": f"{host}{at}", "host": host, "ts": START_MS + at * 1_000}).encode(),
                 partition=p,
             )
-            for host, p, at in said
+            for host, p, at in written
         ],
     )
 
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_it_tells_who_lags_and_takes_up_a_changed_file(bootstrap: str, tmp_path: Path) -> None:
+def test_the_service_reports_laggards_and_applies_a_changed_file(bootstrap: str, tmp_path: Path) -> None:
     Cluster(bootstrap).create(
         {NAME: 2, **{f"{NAME}.{r}": 2 for r in ("unique", "duplicate", "expired", "error")}}
     )
@@ -101,13 +101,13 @@ def test_it_tells_who_lags_and_takes_up_a_changed_file(bootstrap: str, tmp_path:
             return {"laggards": None}
 
         with ServiceProcess(config) as service:
-            events(bootstrap, 10)
+            publish_events(bootstrap, 10)
             service.await_change(lambda: stage()["held"]["names"] == ["c"], every=0.2)
             assert stage()["held"]["by"] == "origins"
             assert stage()["output_low"] is None
             service.await_change(lambda: len(stage()["partitions"]) == 3, every=0.2)
-            told = {each["partition"]: each["backlog"] for each in stage()["partitions"]}
-            assert told.keys() == {"", f"{NAME}-0", f"{NAME}-1"}
+            backlogs = {each["partition"]: each["backlog"] for each in stage()["partitions"]}
+            assert backlogs.keys() == {"", f"{NAME}-0", f"{NAME}-1"}
             service.await_change(
                 lambda: (status()["laggards"] or {"origins": {}})["origins"].get("heard") == 2
             )
@@ -115,12 +115,12 @@ def test_it_tells_who_lags_and_takes_up_a_changed_file(bootstrap: str, tmp_path:
             assert found["origins"] == {"expected": 3, "heard": 2, "idle": 0, "lagging": 1}
             assert found["slowest"] == [{"origin": "c", "progress": None}]
 
-            written = tmp_path / "idle.new"
-            written.write_text("c\n")
-            written.rename(idle)
+            new_file = tmp_path / "idle.new"
+            new_file.write_text("c\n")
+            new_file.rename(idle)
             service.await_change(lambda: "the roster changed" in service.log.read_text())
             pid = service.process.pid
-            events(bootstrap, 20)
+            publish_events(bootstrap, 20)
             service.await_change(lambda: stage()["output_low"] == (START_MS + 19_000) * 1_000, every=0.2)
             assert stage()["held"]["names"] == ["b"]
             assert stage()["held"]["behind_us"] == 1_000_000
