@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 __all__ = ["filter_replays", "stamp"]
 
 
-def __getattr__(name: str) -> Any:  # PySpark is imported when one of them is first asked for
+def __getattr__(name: str) -> Any:  # imports PySpark only when one of them is used
     if name not in __all__:
         raise AttributeError(f"module 'replayfilter.spark' has no attribute {name!r}")
     return getattr(import_module("replayfilter.spark.jobs"), name)

@@ -1,4 +1,4 @@
-"""How many records a micro-batch may take, so that it stays within its bytes as well."""
+"""How many records a batch may have, so that it also stays within its limit in bytes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from replayfilter.kafka.reader import RangeReader
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
 SAMPLE_PARTITIONS = 16
-SAMPLE_RECORDS = 50  # of each partition, its last ones
+SAMPLE_RECORDS = 50  # the last ones of each partition
 SAMPLE_SECONDS = 2.0
-ASSUMED_BYTES = 1_000  # of a record, where there are none to look at
-_AROUND = 100  # bytes: offset, timestamp, stamp and the like, which go through the plan too
+ASSUMED_BYTES = 1_000  # per record, if the topics are empty
+_OVERHEAD_BYTES = 100  # per record: offset, timestamp, stamp and others that go through the plan too
 
 
 def batch_limit(settings: PipelineSettings) -> int:
-    """``batch_records``, or fewer if records of the size seen at the topics' ends exceeded ``batch_bytes``.
+    """``batch_records``, or as many records of average size as fit into ``batch_bytes`` if that is fewer.
 
-    Raises BrokerError if no broker answers.
+    The average is that of a few records at the ends of the input topics. Raises BrokerError if no broker
+    answers.
     """
-    average = _average_bytes(_sample(settings)) + _AROUND
+    average = _average_bytes(_sample(settings)) + _OVERHEAD_BYTES
     return max(1, min(settings.batch_records, int(settings.batch_bytes / average)))
 
 
@@ -35,19 +36,19 @@ def _average_bytes(messages: list[Message]) -> float:
 
 def _size(message: Message) -> int:
     headers = message.headers() or []
-    around = sum(len(name) + len(value or b"") for name, value in dict(headers).items())
-    return len(message.value() or b"") + len(message.key() or b"") + around
+    in_headers = sum(len(name) + len(value or b"") for name, value in dict(headers).items())
+    return len(message.value() or b"") + len(message.key() or b"") + in_headers
 
 
 def _sample(settings: PipelineSettings) -> list[Message]:
     cluster = Cluster(settings.bootstrap, settings.options)
     topics = cluster.topics(settings.topics)
     counts = {name: topic.partitions for name, topic in topics.items()}
-    sources = [source for name, count in counts.items() for source in product([name], range(count))]
-    begins, ends = cluster.begins(sources), cluster.ends(sources)
-    filled = [source for source in sources if ends[source] > begins[source]]
+    partitions = [partition for name, count in counts.items() for partition in product([name], range(count))]
+    beginnings, ends = cluster.beginning_offsets(partitions), cluster.end_offsets(partitions)
+    filled = [partition for partition in partitions if ends[partition] > beginnings[partition]]
     chosen = filled[:: -(-len(filled) // SAMPLE_PARTITIONS) or 1]
-    ranges = {at: (max(begins[at], ends[at] - SAMPLE_RECORDS), ends[at]) for at in chosen}
+    ranges = {at: (max(beginnings[at], ends[at] - SAMPLE_RECORDS), ends[at]) for at in chosen}
     if not ranges:
         return []
     consuming = client_settings(settings.bootstrap, settings.options)

@@ -1,8 +1,7 @@
-"""The closed list of what is counted in each batch; the query observes them, its progress carries them.
+"""The closed list of what is counted in each batch.
 
-Every delivery task and every shard yields rows with one column for each count; a batch's value is the sum
-of its rows, or the largest where all shards know the same. One more column is a text: where a low watermark
-is kept, the first shard says in it who holds that back (core/laggards.py); in all other rows it is empty.
+Every delivery task and every shard yields rows with one column for each count. Spark aggregates them over the
+batch, by sum or by maximum, and its progress carries the result. One more column is a text: see ``LAGGARDS``.
 """
 
 from __future__ import annotations
@@ -11,42 +10,41 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from replayfilter.core.routing import STATS, Route
-from replayfilter.formats import Reason
+from replayfilter.core.stats import STATS, Aggregate, Stat
+from replayfilter.spark.error_reasons import REASONS
 
-STAMP_REASON = "stamp"  # found by decode, as those of the formats are
-REASONS_OF_ROUTES = {Route.FUTURE: "future", Route.JUMP: "jump"}  # what only the shards can tell
-REASONS = (*(reason.value for reason in Reason), STAMP_REASON, *REASONS_OF_ROUTES.values())
+_COUNTS = (
+    Stat("unique", "records routed to unique"),
+    Stat("duplicate", "records routed to duplicate"),
+    Stat("expired", "records routed to expired"),
+    Stat("error", "records routed to error, for any reason"),
+    Stat("replay", "replays"),
+    *(Stat(f"error_{reason}", f"records routed to error with the reason {reason}") for reason in REASONS),
+    Stat("unstamped", "records without a valid stamp, if stamps are read"),
+    Stat("bytes", "bytes of payloads between decode and deliver"),
+    Stat("written", "records handed to Kafka in transactions"),
+    Stat("skipped", "records left out because an earlier attempt had delivered them"),
+    Stat("transactions", "transactions committed"),
+    Stat("takeovers", "times that a worker took over a lane from another one"),
+    Stat("fences", "times that a worker found its lane taken over by another one"),
+    Stat("retries", "steps of a transaction repeated because the broker was not ready"),
+    Stat("newest_ms", "largest record timestamp, in milliseconds since the epoch; 0 if none", Aggregate.MAX),
+    Stat("delay_ms", "milliseconds from the smallest record timestamp to delivery, by the workers' clocks",
+         Aggregate.MAX),
+    Stat("watermark_us", "low watermark after the batch, in microseconds since the epoch; 0 if not known",
+         Aggregate.MAX),
+    Stat("decode_us", "microseconds spent in decode, over all tasks"),
+    Stat("route_us", "microseconds spent in route, over all shards"),
+    Stat("deliver_us", "microseconds spent in writing and committing, over all lanes"),
+    Stat("cache_hits", "runs found in the host's cache"),
+    Stat("cache_misses", "runs read from Spark's state"),
+    *(Stat(f"state_{stat.name}", stat.meaning, stat.aggregate) for stat in STATS),
+)  # fmt: skip
+COUNTS = {count.name: count for count in _COUNTS}
 
-COUNTS: dict[str, str] = {
-    "unique": "records routed to unique",
-    "duplicate": "records routed to duplicate",
-    "expired": "records routed to expired",
-    "error": "records routed to error, whatever the reason",
-    "replay": "replays",
-    **{f"error_{reason}": f"records routed to error with the reason {reason}" for reason in REASONS},
-    "unstamped": "records without a valid stamp, where stamps are read",
-    "bytes": "bytes of the records' frames between decode and deliver",
-    "written": "records handed to Kafka in transactions",
-    "skipped": "records left out because an earlier attempt had delivered them",
-    "transactions": "transactions committed",
-    "takeovers": "times that a lane was taken over by another worker",
-    "fences": "times that another owner had taken the lane",
-    "retries": "steps of a transaction asked again because the broker wasn't ready",
-    "newest_ms": "the largest timestamp of a record, milliseconds since the epoch; 0: none has one",
-    "delay_ms": "from the smallest timestamp of a record to its delivery, milliseconds, by workers' clocks",
-    "watermark_us": "the low watermark after the batch, microseconds since the epoch; 0: not known yet",
-    "decode_us": "microseconds of work on decoding, over all tasks",
-    "route_us": "microseconds of work on routing, over all shards",
-    "deliver_us": "microseconds of work on writing and committing, over all lanes",
-    "cache_hits": "runs found in a host's cache",
-    "cache_misses": "runs read from Spark's state",
-    **{f"state_{name}": meaning for name, meaning in STATS.items()},
-}
-_SAME = {f"state_{name}" for name, meaning in STATS.items() if "the same in every shard" in meaning}
-LARGEST = _SAME | {"newest_ms", "delay_ms", "watermark_us"}
-
-LAGGARDS = "laggards"  # the text's name
+# Who holds the low watermark back (core/watermark/laggards.py), as text. All shards know the same, so only
+# the first one reports it; in all other rows, and without a low watermark, the text is empty.
+LAGGARDS = "laggards"
 
 SCHEMA = ", ".join([*(f"{name} BIGINT NOT NULL" for name in COUNTS), f"{LAGGARDS} STRING NOT NULL"])
 ARROW_SCHEMA = pa.schema(

@@ -1,11 +1,12 @@
-"""Spark's worker daemon with our imports done: workers are forks of it, so that each has them at once.
+"""Spark's worker daemon, with our modules already imported. Workers are forks of it and have them at once.
 
-They take a worker 1.2 s of CPU time, mostly pandas'. Spark runs this by ``spark.python.daemon.module``,
-and its workers do two things after each task that cost more than a small task itself:
+The imports take 1.2 s of CPU time, mostly for pandas. Spark starts this module because of the setting
+``spark.python.daemon.module``. After each task its workers do two things that cost more than a small task:
 
-- They look anew at every archive that modules came from: 60 ms for Spark's own ones. So PySpark is taken
-  from where it was installed, if it was.
-- They collect garbage, 150 ms over all that was ever imported. So what is there before the fork is frozen.
+- They read every archive on the module search path again, which takes 60 ms for Spark's own archives.
+  Therefore PySpark is imported from its installed package, if there is one.
+- They collect garbage, which takes 150 ms over everything that was ever imported. Therefore all objects that
+  exist before the fork are frozen.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from importlib.machinery import PathFinder
 
 
 def leave_archives() -> None:
-    """Take archives off the module search path, if PySpark is elsewhere on it too."""
-    places = [place for place in sys.path if not _is_archive(place)]
-    if PathFinder.find_spec("pyspark", places) and PathFinder.find_spec("py4j", places):
-        sys.path[:] = places
-        for place in filter(_is_archive, [*sys.path_importer_cache]):
-            del sys.path_importer_cache[place]
+    """Remove archives from the module search path, if PySpark is also installed outside of them."""
+    paths = [path for path in sys.path if not _is_archive(path)]
+    if PathFinder.find_spec("pyspark", paths) and PathFinder.find_spec("py4j", paths):
+        sys.path[:] = paths
+        for path in filter(_is_archive, [*sys.path_importer_cache]):
+            del sys.path_importer_cache[path]
 
 
-def _is_archive(place: str) -> bool:
-    return ".zip" in place or ".jar" in place
+def _is_archive(path: str) -> bool:
+    return ".zip" in path or ".jar" in path
 
 
 def main() -> None:
-    """Serve until Spark closes standard input."""
+    """Run the daemon until Spark closes standard input."""
     leave_archives()
     import pandas  # noqa: F401
     import pyspark.daemon

@@ -1,4 +1,4 @@
-"""What a query failed with, in words: Spark's own message is a page of two languages' stack traces."""
+"""One sentence for a failed query: Spark's own message is a page of Java and Python stack traces."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def explain(text: str) -> ReplayfilterError:
         return kind([sentence]) if kind is errors.ConfigError else kind(sentence)
     if any(sign in text for sign in _LOST_DATA):
         return CheckpointError(
-            "Kafka no longer holds records that the checkpoint has not read: they were deleted by the "
-            "topic's retention, or the topic was made anew; lengthen retention.ms, and start anew with "
-            "another service.checkpoint and --from-committed to go on with what is there"
+            "Kafka no longer has records that the checkpoint has not read: the topic's retention deleted "
+            "them, or the topic was deleted and created again; increase retention.ms, and to continue with "
+            "the records that are left, start with a new service.checkpoint and --from-committed"
         )
     found = _PYTHON.findall(text) or _CAUSE.findall(text) or text.strip().splitlines()[:1] or ["no message"]
     return ReplayfilterError(
         f"the query failed: {found[-1].strip()}; start the service again, which loses nothing, and report "
-        "this if it comes back"
+        "this as a bug if it happens again"
     )

@@ -1,8 +1,9 @@
 """Stamps and replay filtering in Spark jobs of your own, with Spark's stock Kafka source and sink.
 
-Both take a DataFrame of the Kafka source: columns key, value, topic, partition, offset, and headers if the
-source has ``includeHeaders``. Only Kafka's offsets are used, so they work after any ``select``, ``where`` or
-``withColumn`` that keeps the records of a partition in their order: no join, no aggregation, no repartition.
+Both take a DataFrame of the Kafka source, with its columns key, value, topic, partition, offset, and headers
+if it was read with ``includeHeaders``. They rely only on Kafka's offsets, so they may follow any ``select``,
+``where`` or ``withColumn``, but no join, aggregation or repartition: the records of a partition must keep
+their order.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from replayfilter.errors import ConfigError, StampError
 from replayfilter.spark.decode import last_headers, read_stamps
 
 MARK_TTL_HOURS = 48
-_CHUNK = 4_000  # records in an Arrow batch handed on
-SOURCE_BYTES = 12  # of a stamp: pid and source partition
+_ARROW_BATCH_RECORDS = 4_000
+_SOURCE_BYTES = 12  # the start of a stamp: pid and source partition
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _FRAME = "source BINARY, topic STRING, partition INT, first BIGINT, batch_time BIGINT, body BINARY"
 _PASSED = "topic STRING, partition INT, body BINARY"
@@ -43,17 +44,19 @@ Where = Literal["key", "header"]
 
 
 def stamp(df: DataFrame, pid: int | Mapping[str, int], partitions: int, where: Where = "key") -> DataFrame:
-    """Give each record of a Kafka source its stamp and its partition, for the stock Kafka sink.
+    """Add to each record of a Kafka source its stamp and its destination partition, for the stock Kafka sink.
 
-    ``pid``: one number, or source topic -> number if several topics are read; see ``pid_for_topic``.
-    ``partitions``: of the destination topic. ``where`` "header": the key stays, and ``headers`` gets the
-    stamp. ``key`` (or ``headers``) and ``partition`` are replaced and ``topic`` is dropped, so that the
-    sink's own ``topic`` option counts; all other columns stay. Raises StampError for a pid that doesn't fit.
+    - ``pid``: one number, or a mapping from source topic to number; see ``pid_for_topic``.
+    - ``partitions``: the destination topic's number of partitions.
+    - ``where``: "key" replaces the column ``key`` by the stamp; "header" adds the stamp to ``headers``.
+
+    Also replaces the column ``partition`` and drops ``topic``, so that the sink's ``topic`` option applies.
+    All other columns stay. Raises StampError for a pid that is not an int64, and for wrong arguments.
 
         stamp(source, pid, 4).writeStream.format("kafka").option("topic", "orders")...
     """
     if where not in ("key", "header"):
-        raise StampError(f"where = {where!r}: put the stamp into the 'key' or a 'header'")
+        raise StampError(f"where = {where!r}: use 'key' or 'header'")
     if partitions < 1:
         raise StampError(f"partitions = {partitions}: give the destination topic's number of partitions")
     blob = f.concat(_pid_bytes(pid), _big_endian("partition", 8), _big_endian("offset", 16))
@@ -71,7 +74,7 @@ def _pid_bytes(pid: int | Mapping[str, int]) -> Column:
     if not isinstance(pid, Mapping):
         return f.lit(bytearray(_first_bytes(pid)))
     if not pid:
-        raise StampError("pid is empty: give source topic -> pid")
+        raise StampError("pid is empty: give the pid of each source topic")
     chosen: Any = f
     for topic, number in pid.items():
         chosen = chosen.when(f.col("topic") == topic, f.lit(bytearray(_first_bytes(number))))
@@ -89,13 +92,15 @@ def _big_endian(column: str, digits: int) -> Column:
 
 
 def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MARK_TTL_HOURS) -> DataFrame:
-    """Exactly the records that are no replays: all columns kept, marks in the query's own checkpoint.
+    """The records that are no replays, with all their columns. The query's checkpoint holds the marks.
 
-    ``df`` is a streaming DataFrame of the Kafka source with its columns topic, partition, offset and key
-    (or headers). Records without a stamp pass. The records of an input partition come out together and in
-    their order. A mark idle for ``mark_ttl_hours`` of batch time counts no more. A task holds its part of the
-    batch in memory, so set ``maxOffsetsPerTrigger``. Spark's RocksDB state store must be set
-    (ConfigError if not): ``spark.sql.streaming.stateStore.providerClass``.
+    ``df``: a streaming DataFrame of the Kafka source with the columns topic, partition, offset and key (or
+    headers). ``where``: where the stamps are, "key" or "header". Records without a stamp pass. The records of
+    an input partition come out together and in their order. A mark that is idle for longer than
+    ``mark_ttl_hours``, by batch time, is forgotten.
+
+    A task holds its part of the batch in memory, so set ``maxOffsetsPerTrigger``. Raises ConfigError unless
+    ``spark.sql.streaming.stateStore.providerClass`` is Spark's RocksDB state store.
 
         filter_replays(source).select("value").writeStream...
     """
@@ -103,7 +108,7 @@ def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MA
     if "RocksDB" not in provider:
         raise ConfigError(
             [
-                f"{_PROVIDER} = {provider!r}: transformWithState needs RocksDB; set it to "
+                f"{_PROVIDER} = {provider!r}: filter_replays needs RocksDB; set it to "
                 "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
             ]
         )
@@ -117,7 +122,10 @@ def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MA
 
 
 def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One row for each source in an Arrow batch, with its records as they are; those without are one more."""
+    """One row per source and input partition in an Arrow batch, with the records unchanged in its body.
+
+    Records without a stamp make rows with an empty source.
+    """
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -132,7 +140,7 @@ def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         for row, (valid, pid, number) in enumerate(
             zip(stamps.valid.tolist(), stamps.pids.tolist(), stamps.partitions.tolist(), strict=True)
         ):
-            source = Stamp(pid, number, 0).to_bytes()[:SOURCE_BYTES] if valid else b""
+            source = Stamp(pid, number, 0).to_bytes()[:_SOURCE_BYTES] if valid else b""
             groups.setdefault((source, topics[row], partitions[row]), []).append(row)
         offsets = records.column("offset").to_numpy()
         marked = records.append_column(_OFFSET, pa.array(stamps.offsets))
@@ -151,18 +159,20 @@ def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
 
 def _unframe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records of each input partition in its order, which grouping by source has lost."""
+    """The records of each input partition in their order, which grouping by source has changed."""
     frames: dict[tuple[str, int], list[pa.RecordBatch]] = {}
     for batch in batches:
         names = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
-        for place, body in zip(zip(*names, strict=True), batch.column("body"), strict=True):
-            frames.setdefault(place, []).append(_from_buffer(body.as_buffer()))
+        for partition, body in zip(zip(*names, strict=True), batch.column("body"), strict=True):
+            frames.setdefault(partition, []).append(_from_buffer(body.as_buffer()))
     for found in frames.values():
-        yield from pa.Table.from_batches(found).sort_by("offset").to_batches(max_chunksize=_CHUNK)
+        yield from (
+            pa.Table.from_batches(found).sort_by("offset").to_batches(max_chunksize=_ARROW_BATCH_RECORDS)
+        )
 
 
 class _Marks(StatefulProcessor):
-    """One source's mark; its records of a batch in the order (topic, partition, offset)."""
+    """Filters one source's records by its mark, in the order (topic, partition, offset) within a batch."""
 
     def __init__(self, ttl_us: int) -> None:
         self._ttl = ttl_us
@@ -170,43 +180,49 @@ class _Marks(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("mark", "mark BIGINT, seen BIGINT")
 
-    def handleInputRows(
-        self, key: tuple[Any, ...], rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    def handleInputRows(  # noqa: N802  # Spark's name
+        self,
+        key: tuple[Any, ...],
+        rows: Iterator[pd.DataFrame],
+        timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """One batch of one source."""
+        """Filter one batch of one source."""
         frames = pd.concat(list(rows)).sort_values(["topic", "partition", "first"], kind="stable")
         (source,) = key
         bodies = [_from_buffer(pa.py_buffer(bytes(body))) for body in frames["body"]]
         if bytes(source):
-            places = list(zip(frames["topic"], frames["partition"], strict=True))
-            bodies = self._filtered(bodies, places, int(frames["batch_time"].iloc[0]))
+            partitions = list(zip(frames["topic"], frames["partition"], strict=True))
+            bodies = self._filter(bodies, partitions, int(frames["batch_time"].iloc[0]))
         else:
             bodies = [body.drop_columns([_OFFSET]) for body in bodies]
-        left = frames.assign(body=[_to_bytes(body) for body in bodies])
-        yield left.loc[[body.num_rows > 0 for body in bodies], ["topic", "partition", "body"]]
+        passed = frames.assign(body=[_to_bytes(body) for body in bodies])
+        yield passed.loc[[body.num_rows > 0 for body in bodies], ["topic", "partition", "body"]]
 
-    def _filtered(
-        self, bodies: list[pa.RecordBatch], places: list[tuple[str, int]], now: int
+    def _filter(
+        self, bodies: list[pa.RecordBatch], partitions: list[tuple[str, int]], batch_time: int
     ) -> list[pa.RecordBatch]:
-        kept = self._state.get()
-        before = int(kept[0]) if kept is not None and int(kept[1]) >= now - self._ttl else None
-        highest, carry, current, passed = before, before, None, []
-        for place, body in zip(places, bodies, strict=True):
-            if place != current:
-                current, carry = place, before
+        """What passes of each body; every input partition starts with the mark before the batch."""
+        stored = self._state.get()
+        mark_before = (
+            int(stored[0]) if stored is not None and int(stored[1]) >= batch_time - self._ttl else None
+        )
+        highest, mark, current, passed = mark_before, mark_before, None, []
+        for partition, body in zip(partitions, bodies, strict=True):
+            if partition != current:
+                current, mark = partition, mark_before
             offsets: NDArray[np.int64] = body.column(_OFFSET).to_numpy()
-            passes, carry = above_mark(carry, offsets)
-            highest = carry if highest is None else max(highest, carry)
+            passes, mark = above_mark(mark, offsets)
+            highest = mark if highest is None else max(highest, mark)
             passed.append(body.filter(pa.array(passes)).drop_columns([_OFFSET]))
-        self._state.update((highest, now))
+        self._state.update((highest, batch_time))
         return passed
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Called by Spark at the end; there is nothing to close."""
 
 
 def above_mark(mark: int | None, offsets: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
-    """Which of a source's records in their order are no replays, bool[n], and the mark after them.
+    """Which of a source's records, in their order, are no replays, bool[n]; and the mark after them.
 
     >>> above_mark(4, np.array([4, 5, 5, 7, 6]))
     (array([False,  True, False,  True, False]), 7)

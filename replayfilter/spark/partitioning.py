@@ -1,7 +1,7 @@
-"""Numbers that must be the same as long as a checkpoint lives: ids of shards and lanes, pids of outputs.
+"""Numbers that must not change as long as a checkpoint lives: ids of shards and lanes, pids of outputs.
 
-Spark puts a row into partition ``pmod(hash(id), n)``, so the ids are chosen such that each has a
-partition of its own: with 0, 1, 2, ... some partitions would get two shards and others none.
+Spark puts a row into partition ``pmod(hash(id), n)``. The ids are chosen so that each one gets a partition of
+its own; with the ids 0, 1, 2, ... some partitions would get two shards and others none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _U32 = 0xFFFF_FFFF
 
 @cache
 def partition_ids(count: int) -> tuple[int, ...]:
-    """The smallest ids that Spark hashes into the partitions 0, 1, ... of ``count``, in this order.
+    """For each of ``count`` partitions, in order, the smallest id that Spark hashes into it.
 
     >>> partition_ids(2)
     (2, 0)
@@ -52,10 +52,10 @@ def _rotated(value: int, bits: int) -> int:
 
 @cache
 def assigned_index(topic: str, partition: int, count: int) -> int:
-    """Which of ``count`` places an input partition always has; a topic's partitions are spread evenly."""
+    """The index, of ``count``, that an input partition always has; a topic's partitions are spread evenly."""
     return (xxhash.xxh3_64_intdigest(topic.encode()) + partition) % count
 
 
 def output_pid(cluster_id: str, topic_id: str, service: str) -> int:
-    """The pid of the stamps that ``service`` gives to what it has read from an input topic."""
+    """The pid in the stamps that ``service`` writes on records of an input topic."""
     return producer_id(cluster_id, topic_id, service)

@@ -1,4 +1,4 @@
-"""What the pipeline must know, as plain values: it travels to every Python worker with the tasks."""
+"""What the pipeline must know, as plain values: they travel to every Python worker with the tasks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.replay.mark_changes import MarkChange
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Rules
 from replayfilter.formats import KeySpec
-
-TIME_CLOCKS = ("tuple", "system", "watermark")  # with these a record can be later than now
 
 
 class Output(NamedTuple):
-    """A topic that records go to, and its number of partitions."""
+    """An output topic and its number of partitions."""
 
     topic: str
     partitions: int
@@ -23,23 +21,45 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """One service's pipeline.
+    """The settings of one service's pipeline.
 
-    - ``service``: names the consumer group and the transactional ids. ``checkpoint``: folder or URL for
-      Spark's own checkpoint. ``master``: a Spark master.
-    - ``shards``, ``lanes``: state partitions and delivery tasks; they belong to the checkpoint.
-    - ``bootstrap``, ``options``: the cluster, and client settings by Kafka's own names, secrets resolved.
-    - ``topics``: the input. ``starting``: "earliest", "latest", or first offsets as topic -> partition ->
-      offset (others begin at the earliest); used only when the checkpoint is empty.
-    - ``keys``: which fields to read. ``stamp``: "key", "header" or "none". ``on_invalid``: "pass" or
-      "error", for records without a stamp. ``rules``: how to decide. ``max_future_us``: microseconds that
-      a record may be ahead of the batch's time.
-    - ``outputs``: where each route goes; a REPLAY that is not among them is dropped.
-    - ``output_key``: "stamp" or "preserve". ``pids``: input topic -> the pid of this service's own stamps.
-    - ``batch_records``, ``batch_bytes``: how much one micro-batch takes at most, the latter by average size.
-    - ``cache_bytes``: how much of the state a host keeps at hand in files, for all its workers together.
-    - ``mark_changes``: of marks by hand, all that the checkpoint ever had.
-    - ``log_level``: of Spark's own log on stderr: "off", or "error", "warn", "info" to find a fault.
+    Service and cluster:
+
+    - ``service``: the name of the consumer group, and the start of the transactional ids.
+    - ``master``: a Spark master.
+    - ``bootstrap``: the Kafka cluster. ``options``: client settings by Kafka's own names, with the secrets.
+    - ``log_level``: Spark's own log on stderr: "off", "error", "warn" or "info".
+
+    Checkpoint:
+
+    - ``checkpoint``: folder or URL of Spark's checkpoint.
+    - ``shards``, ``lanes``: numbers of state partitions and of delivery tasks. They can't change on a live
+      checkpoint.
+    - ``mark_changes``: all manual changes to marks that this checkpoint ever had.
+
+    Input:
+
+    - ``topics``: the input topics.
+    - ``starting``: "earliest", "latest", or offsets by topic and partition; partitions that are not in it
+      start at the earliest offset. Used only while the checkpoint is empty.
+    - ``stamp``: where stamps are: "key", "header" or "none".
+    - ``on_invalid``: what happens to records without a valid stamp: "pass" or "error".
+
+    Decisions:
+
+    - ``keys``: the fields to read. ``rules``: how to decide.
+    - ``max_future_us``: how many microseconds a record may be ahead of the batch time.
+
+    Output:
+
+    - ``outputs``: the output of each route. Without one for REPLAY, replays are dropped.
+    - ``output_key``: "stamp" or "preserve". ``pids``: by input topic, the pid of this service's own stamps.
+
+    Limits:
+
+    - ``batch_records``, ``batch_bytes``: the most records and bytes in a batch. The bytes are estimated from
+      the average size of records.
+    - ``cache_bytes``: the most bytes of state that a host keeps in files, for all its workers together.
     """
 
     service: str
@@ -64,8 +84,3 @@ class PipelineSettings:
     cache_bytes: int = 2_000_000_000
     mark_changes: tuple[MarkChange, ...] = ()
     log_level: str = "off"
-
-    @property
-    def checks_future(self) -> bool:
-        """Whether a record can be too far ahead of the batch's time."""
-        return self.rules.dedup and self.rules.clock in TIME_CLOCKS

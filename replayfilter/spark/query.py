@@ -23,28 +23,32 @@ from replayfilter.spark.session import start_session
 
 POLL_SECONDS = 0.05
 OVERSIZE_RESTART_FACTOR = (
-    2.0  # a batch of so many times batch_bytes ends the query: the next start takes fewer records
+    2.0  # times batch_bytes; a larger batch ends the query, to restart with fewer records
 )
-_IDLE = ("Waiting for data to arrive", "Waiting for next trigger", "Stopped")  # Spark's words
+_IDLE_MESSAGES = (
+    "Waiting for data to arrive",
+    "Waiting for next trigger",
+    "Stopped",
+)  # of Spark's query status
 
 Progress = Mapping[str, Any]
 
 
 class Service:
-    """One service: start it, wait for its end, ask it to end.
+    """Runs a service: starts its query, waits for its end, ends it on request.
 
         service = Service(settings, on_batch=[print])
         service.start()
         service.await_end()         # until another thread calls service.stop_after_batch()
 
-    ``on_batch`` are called with Spark's progress of each finished batch as a dict, by the thread that waits;
-    its ``observedMetrics`` hold the batch's counts (see counts.py) under the name ``counts``.
+    Each of ``on_batch`` is called after every finished batch, with Spark's progress as a dict, in the thread
+    that waits. The progress has the batch's counts (see counts.py) in ``observedMetrics`` under ``counts``.
 
-    ``last_response_at``: when Spark last answered, Unix seconds. ``restart_requested``: the query ended by itself, to be
-    started again: a batch had more than twice ``batch_bytes``, so it will take fewer records at once, or
-    there are other settings, see ``restart_with``.
+    ``shared``: file descriptors that the JVM keeps open as long as it lives, such as the checkpoint's lock.
 
-    ``shared``: descriptors for the JVM to hold as long as it lives, as of a lock on the checkpoint.
+    ``last_response_at``: when Spark last answered, in Unix seconds. ``restart_requested``: the query ended
+    itself and is to be started again, either with smaller batches, because one had more than twice
+    ``batch_bytes``, or with new settings (see ``restart_with``).
     """
 
     def __init__(
@@ -64,16 +68,16 @@ class Service:
         self._next_settings: PipelineSettings | None = None
 
     def start(self, once: bool = False) -> None:
-        """Begin, and return as soon as the query runs. ``once``: end when all that is there now is handled.
+        """Start the query and return as soon as it runs. ``once``: process what is there now, then end.
 
         Raises MissingDependency without Java or jars, BrokerError if no broker answers, and SparkLost if the
         JVM has ended.
         """
         self.restart_requested, self.last_response_at = False, time.time()
-        renewed, self._next_settings = self._next_settings, None
-        self._settings = renewed or self._settings
+        next_settings, self._next_settings = self._next_settings, None
+        self._settings = next_settings or self._settings
         limit = min(self._limit, batch_limit(self._settings))
-        with _jvm_needed():
+        with _jvm_errors():
             plan = build_pipeline(start_session(self._settings, self._shared), self._settings, limit)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
@@ -82,24 +86,24 @@ class Service:
             self._query = writer.start()
 
     def await_end(self) -> None:
-        """Block until the query has ended; raises a ReplayfilterError that says what it failed with.
+        """Block until the query has ended. If it failed, raises a ReplayfilterError that says why.
 
-        SparkLost if the JVM has ended: then this process can't start the query again.
+        Raises SparkLost if the JVM has ended; this process can't start the query again then.
         """
-        with _jvm_needed():
-            self._watch(self.query)
+        with _jvm_errors():
+            self._poll(self.query)
 
-    def _watch(self, query: StreamingQuery) -> None:
-        asked_at: int | None = None
+    def _poll(self, query: StreamingQuery) -> None:
+        batch_at_request: int | None = None
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
                 self.last_response_at = time.time()
                 self._report(query)
                 self.restart_requested = self.restart_requested or self._next_settings is not None
                 if self._stopping.is_set() or self.restart_requested:
-                    if asked_at is None:
-                        asked_at = self._last_seen
-                    if self._last_seen > asked_at or query.status["message"] in _IDLE:
+                    if batch_at_request is None:
+                        batch_at_request = self._last_seen
+                    if self._last_seen > batch_at_request or query.status["message"] in _IDLE_MESSAGES:
                         query.stop()
         except StreamingQueryException as error:
             self._report(query)
@@ -107,25 +111,25 @@ class Service:
         self._report(query)
 
     def stop_after_batch(self) -> None:
-        """Let the batch in hand finish, then end; ``await_end`` returns when that is done."""
+        """End after the current batch; ``await_end`` returns then. Any thread may call it."""
         self._stopping.set()
 
     def restart_with(self, settings: PipelineSettings) -> None:
-        """Go on with other settings: the batch in hand finishes, then the query ends to be started again.
+        """End after the current batch, to be started again with other settings. Any thread may call it.
 
-        They may differ only in what is free to change on a checkpoint. Any thread may call it.
+        The settings may differ only in what may change on a live checkpoint.
         """
         self._next_settings = settings
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's query. RuntimeError before ``start``."""
+        """Spark's query; RuntimeError before ``start``."""
         if self._query is None:
-            raise RuntimeError("the service was not started: call start() first")
+            raise RuntimeError("the service has not been started: call start() first")
         return self._query
 
     def _report(self, query: StreamingQuery) -> None:
-        """Pass on the batches finished since the last time."""
+        """Call ``on_batch`` for each batch that has finished since the last call."""
         last = query.lastProgress
         if last is None or last["batchId"] <= self._last_seen:
             return
@@ -136,15 +140,20 @@ class Service:
         for progress in recent:
             if progress["batchId"] > self._last_seen and not _is_idle(progress):
                 self._last_seen = progress["batchId"]
-                facts = json.loads(progress.json)
-                self._watch_size(facts)
+                as_dict = json.loads(progress.json)
+                self._check_size(as_dict)
                 for callback in self._on_batch:
-                    callback(facts)
-        if _is_idle(last):  # those before are done, even if they are older than what Spark keeps
+                    callback(as_dict)
+        if _is_idle(
+            last
+        ):  # all batches before this number are finished, even if Spark keeps no progress of them
             self._last_seen = max(self._last_seen, last["batchId"] - 1)
 
-    def _watch_size(self, progress: Progress) -> None:
-        """The limit was reckoned from a few records at the topics' ends; larger ones may have come since."""
+    def _check_size(self, progress: Progress) -> None:
+        """Request a restart with fewer records per batch if this batch was too large.
+
+        The limit is computed at the start from a few records at the topics' ends; later ones may be larger.
+        """
         size = progress["observedMetrics"].get(OBSERVED, {}).get("bytes", 0)
         if size > OVERSIZE_RESTART_FACTOR * self._settings.batch_bytes and progress["numInputRows"] > 1:
             average = size / progress["numInputRows"]
@@ -154,19 +163,20 @@ class Service:
 
 
 @contextlib.contextmanager
-def _jvm_needed() -> Iterator[None]:
-    """Tell in words that the JVM doesn't answer any more."""
+def _jvm_errors() -> Iterator[None]:
+    """Raise SparkLost if the JVM doesn't answer any more."""
     try:
         yield
-    except Py4JJavaError:  # it lives, and says what it does not like
+    except Py4JJavaError:  # an exception from Java: the JVM is alive
         raise
     except (Py4JError, ConnectionError) as error:
         raise SparkLost(
-            "Spark's Java process has ended under the service (killed, or out of memory); start the "
-            "service again, which loses nothing, and give the machine more memory if that comes back"
+            "Spark's Java process has ended while the service was running (it was killed, or ran out of "
+            "memory); start the service again, which loses nothing, and give the machine more memory if it "
+            "happens again"
         ) from error
 
 
 def _is_idle(progress: StreamingQueryProgress) -> bool:
-    """Whether it only says, every ten seconds, that nothing comes: under the number of the batch to come."""
+    """Whether this is no finished batch: while nothing comes, Spark reports the next number every 10 s."""
     return "addBatch" not in progress["durationMs"]

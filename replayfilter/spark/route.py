@@ -1,11 +1,9 @@
-"""Route: the stage with a memory; each shard decides its own rows of the batch's frames."""
+"""Route: the stage with state. Each shard decides its own rows of the batch's frames."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -17,109 +15,99 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from replayfilter.core.columns import Columns, pack
 from replayfilter.core.frames import Frame
-from replayfilter.core.key_run import prepare
-from replayfilter.core.replay.mark_changes import apply_changes, due_changes
-from replayfilter.core.routing import Batch, ShardState, route_batch
+from replayfilter.core.key_run import with_bloom
+from replayfilter.core.routing import Routes, route_batch
+from replayfilter.core.state import ShardState
 from replayfilter.core.watermark.laggards import laggards_of
 from replayfilter.core.watermark.watermark_state import WatermarkState
 from replayfilter.errors import CheckpointError
 from replayfilter.spark import worker
-from replayfilter.spark.counts import LAGGARDS
 from replayfilter.spark.partitioning import assigned_index, partition_ids
 from replayfilter.spark.pipeline_settings import PipelineSettings
-from replayfilter.spark.rows import COLUMNS, ROUTES, STATS
+from replayfilter.spark.rows import COLUMNS, REPORT, ROUTES, ShardReport, routes_to_bytes
 from replayfilter.spark.run_cache import RunCache
 
 
 class Router(StatefulProcessor):
-    """Fingerprint frames in, routes out: one row for each run, and one row of stats.
+    """Frames in, routes out: one row of routes for each chunk, and one row with the shard's report.
 
-    The state of a shard is one value with its marks, latest point and directory of runs, and a map of the
-    runs by name. Each access costs 0.1 ms whatever its size, so there are few of them and they are large.
+    A shard's state is one value, which holds its marks, latest point and directory of runs, and one map with
+    the runs by name. Each access costs 0.1 ms whatever its size, so there are few of them and they are large.
     """
 
     def __init__(self, settings: PipelineSettings) -> None:
         self._settings = settings
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Spark's call before the first batch of a task."""
+        """Called by Spark before the first batch of a task."""
         self._state = handle.getValueState("shard", "state BINARY")
         self._runs = handle.getMapState("runs", "name BINARY", "run BINARY")
 
-    def handleInputRows(
-        self, key: tuple[Any, ...], rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    def handleInputRows(  # noqa: N802  # Spark's name
+        self,
+        key: tuple[Any, ...],
+        rows: Iterator[pd.DataFrame],
+        timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """One batch of one shard."""
-        begun, settings = time.perf_counter(), self._settings
+        """Route one batch of one shard."""
+        started_at, settings = time.perf_counter(), self._settings
         parts = list(rows)
         frames = [Frame.from_bytes(body) for part in parts for body in part["body"]]
         batch_time = int(parts[0]["batch_time"].iloc[0])
-        kept = self._state.get()
-        state = ShardState.empty() if kept is None else ShardState.from_bytes(bytes(kept[0]))
+        stored = self._state.get()
+        state = ShardState.empty() if stored is None else ShardState.from_bytes(bytes(stored[0]))
+        if settings.mark_changes:
+            state = state.with_changes(settings.mark_changes, _batch_id(), batch_time)
         store = StateRuns(self._runs, worker.run_cache(settings.cache_bytes))
-        mark_changes = (
-            due_changes(settings.mark_changes, state.mark_changes, _batch_id())
-            if settings.mark_changes
-            else []
-        )
-        state = replace(state, marks=apply_changes(state.marks, mark_changes, batch_time))
         batch = route_batch(frames, settings.rules, state, store, batch_time)
-        self._state.update(
-            (replace(batch.state, mark_changes=state.mark_changes + len(mark_changes)).to_bytes(),)
-        )
+        self._state.update((batch.state.to_bytes(),))
 
-        counts: dict[str, int | str] = {f"state_{name}": value for name, value in batch.stats.items()}
-        counts |= {"cache_hits": store.hits, "cache_misses": store.misses}
-        counts["watermark_us"] = max(0, batch.state.watermark.low) if batch.state.watermark is not None else 0
         shard = int(key[0])
+        watermark = batch.state.watermark
+        counts = {f"state_{name}": value for name, value in batch.stats.items()}
+        counts |= {"cache_hits": store.hits, "cache_misses": store.misses}
+        counts["watermark_us"] = max(0, watermark.low) if watermark is not None else 0
+        laggards = ""
+        # The first shard is part of every batch, because decode sends the progress of origins to all shards.
         if settings.rules.watermark is not None and shard == partition_ids(settings.shards)[0]:
-            # What origins bring goes to every shard, so the first one has a part in every batch.
-            counts[LAGGARDS] = laggards_of(
-                batch.state.watermark or WatermarkState(), settings.rules.watermark
-            ).to_text()
-        counts["route_us"] = round((time.perf_counter() - begun) * 1e6)
-        counts["low"] = batch.low
-        yield pd.DataFrame(self._answers(shard, batch, counts, batch_time), columns=COLUMNS)
+            laggards = laggards_of(watermark or WatermarkState(), settings.rules.watermark).to_text()
+        counts["route_us"] = round((time.perf_counter() - started_at) * 1e6)
+        report = ShardReport(counts, batch.low, laggards)
+        yield pd.DataFrame(self._output_rows(shard, batch.routes, report, batch_time), columns=COLUMNS)
 
-    def _answers(
-        self, shard: int, batch: Batch, counts: dict[str, int | str], batch_time: int
+    def _output_rows(
+        self, shard: int, found: list[Routes], report: ShardReport, batch_time: int
     ) -> list[tuple[Any, ...]]:
         ids = partition_ids(self._settings.lanes)
         lane = ids[partition_ids(self._settings.shards).index(shard) % len(ids)]
-        rows = [(STATS, shard, lane, "", 0, 0, batch_time, json.dumps(counts).encode())]
-        for routes in batch.routes:
+        rows = [(REPORT, shard, lane, "", 0, 0, batch_time, report.to_bytes())]
+        for routes in found:
             lane = ids[assigned_index(routes.topic, routes.partition, len(ids))]
-            columns: Columns = {"rows": routes.rows, "codes": routes.codes}
-            names: list[str] = []
-            if (origins := routes.origins) is not None:
-                columns |= {"repeats": origins.rows, "place": origins.place, "offset": origins.offset}
-                names = [f"{topic}/{partition}" for topic, partition in origins.names]
-            body = pack(columns, {"places": names})
+            body = routes_to_bytes(routes)
             rows.append((ROUTES, shard, lane, routes.topic, routes.partition, routes.first, batch_time, body))
         return rows
 
     def close(self) -> None:
-        """Spark's call at the end; nothing is open."""
+        """Called by Spark at the end; there is nothing to close."""
 
 
 def _batch_id() -> int:
-    """The number of the batch at hand, as Spark's logs have it."""
+    """The number of the current batch in Spark's logs."""
     context = TaskContext.get()
     number = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
     if number is None:
         raise CheckpointError(
-            "Spark does not tell the batch's number, so edits of marks can't be applied: use the version of "
-            "Spark that this program is made for"
+            "Spark doesn't give the number of the batch, so mark changes can't be applied: install the "
+            "version of PySpark that this program was built for"
         )
     return int(number)
 
 
 class StateRuns:
-    """The runs of one shard: kept in Spark's state, at hand in the host's cache; a core RunStore.
+    """The core's RunStore: the runs of one shard in Spark's state, with the host's cache before it.
 
-    ``hits`` and ``misses`` count how often the cache had a run, or did not.
+    ``hits`` and ``misses``: how often the cache had a run, and how often not.
     """
 
     def __init__(self, kept: MapState, cache: RunCache) -> None:
@@ -127,7 +115,7 @@ class StateRuns:
         self.hits = self.misses = 0
 
     def read(self, name: str) -> bytes | memoryview:
-        """The run with its Bloom filter. KeyError if the state doesn't have it, which can't be."""
+        """The run with its Bloom filter. KeyError if the state doesn't have it: the state is damaged then."""
         found = self._cache.get(name)
         if found is not None:
             self.hits += 1
@@ -135,15 +123,15 @@ class StateRuns:
         self.misses += 1
         kept = self._kept.getValue((bytes.fromhex(name),))
         if kept is None:
-            raise KeyError(f"the state has no run {name}, which its directory names")
-        prepared = prepare(bytes(kept[0]))
+            raise KeyError(f"run {name} is in the directory of the state, but not in the state")
+        prepared = with_bloom(bytes(kept[0]))
         self._cache.put(name, prepared)
         return prepared
 
     def write(self, name: str, data: bytes) -> None:
         """Keep a run."""
         self._kept.updateValue((bytes.fromhex(name),), (data,))
-        self._cache.put(name, prepare(data))
+        self._cache.put(name, with_bloom(data))
 
     def drop(self, name: str) -> None:
         """Forget a run."""

@@ -1,8 +1,9 @@
-"""A host's cache of runs of digests: files by content name, mapped into memory, shared by its workers.
+"""A host's cache of runs: files that its workers share and map into memory.
 
-The truth is in Spark's state; what is here is only at hand. Names are hashes of content, so a file is
-right whoever wrote it, for whatever service; a checksum at its end tells one that a crash has spoiled.
-Files appear whole, by renaming. Those used least recently go when the folder grows above its limit.
+Spark's state has all runs; the cache only makes reading them fast. A file is named by the hash of its
+content, so it is right for any service, whichever worker wrote it. A checksum at its end detects a file that
+a crash has damaged. Files are written under another name and then renamed, so none is ever seen half written.
+When the folder grows above its limit, the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from pathlib import Path
 
 import xxhash
 
-MAPPED_FILES = 4_096  # at a time in one worker; a mapping is only an address range
-SWEEPS = 16  # the folder is looked over each time that a worker has written this part of the limit
-_CHECKSUM = 16  # bytes
-_TARGET = 0.8  # of the limit is left by a sweep
+MAPPED_FILES = 4_096  # per worker; a mapping is only an address range
+SWEEPS = 16  # a worker sweeps the folder each time that it has written 1/16 of the limit
+_CHECKSUM_BYTES = 16
+_TARGET = 0.8  # a sweep removes files until this part of the limit is left
 
 
 class RunCache:
-    """Runs in the folder ``replayfilter-<user id>`` of ``parent``, ``limit`` bytes of them at most.
+    """Runs in the folder ``replayfilter-<user id>`` of ``parent``, at most ``limit`` bytes of them.
 
-    Several processes may have one on the same folder.
+    Several processes may use the same folder.
     """
 
     def __init__(self, parent: Path, limit: int) -> None:
         self.folder = _own_folder(parent)
         self._limit = limit
-        self._written = limit  # so that the first write looks the folder over
+        self._written = limit  # so that the first write sweeps the folder
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
 
     def get(self, name: str) -> memoryview | None:
-        """What was put under ``name``, if it is still there."""
+        """The run that was put under ``name``, or None if it is not there any more."""
         if name in self._mapped:
             self._mapped.move_to_end(name)
             return self._mapped[name]
@@ -45,7 +46,7 @@ class RunCache:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (FileNotFoundError, ValueError):  # ValueError: empty
             return None
-        data, checksum = mapped[:-_CHECKSUM], mapped[-_CHECKSUM:]
+        data, checksum = mapped[:-_CHECKSUM_BYTES], mapped[-_CHECKSUM_BYTES:]
         if xxhash.xxh3_128_digest(data) != checksum:
             path.unlink(missing_ok=True)
             return None
@@ -57,7 +58,7 @@ class RunCache:
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep ``data`` under ``name``; if there is no room on the disk then not."""
+        """Keep ``data`` under ``name``, unless the disk is full."""
         with suppress(OSError):
             handle, temporary = tempfile.mkstemp(dir=self.folder)
             try:
@@ -79,7 +80,7 @@ class RunCache:
         (self.folder / name).unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Remove the files used least recently until the rest fits well; mapped ones stay readable."""
+        """Remove the least recently used files if there is too much; mapped ones can still be read."""
         files = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -99,7 +100,7 @@ class RunCache:
 
 
 def _own_folder(parent: Path) -> Path:
-    """A folder that nobody else can write to: what lies there decides routes."""
+    """A folder that no other user can write to, since its files decide routes."""
     folder = parent / f"replayfilter-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

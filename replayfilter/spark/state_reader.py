@@ -1,8 +1,8 @@
-"""The state of a stopped service, read through Spark's own reader of state stores.
+"""Reads the state of a stopped service, with Spark's own reader of state stores.
 
-Spark 4.0's reader knows only the old names of state files, ``7.zip`` and ``7.changelog``. A service's are
-called ``7_<id>.zip``, where the commit log says which id counts (a batch tried again leaves several). So the
-reader is given a folder of links under the old names, and never the checkpoint itself.
+Spark 4.0's reader only knows the old names of state files, ``7.zip`` and ``7.changelog``. A service's files
+are called ``7_<id>.zip``. A batch that was tried again leaves several, and the commit log says which id is
+valid. Therefore the reader gets a folder of links under the old names, and never the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from replayfilter.core.routing import ShardState
+from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError
 from replayfilter.jvm.java import java
-from replayfilter.spark.session import _STATE_STORE, java_options
+from replayfilter.spark.session import STATE_STORE, java_options
 
-_OPERATOR = "0"  # the plan has one stage with a state
+_OPERATOR = "0"  # the plan has one stage with state
 _NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
 
 
 def read_shards(checkpoint: Path) -> list[ShardState]:
-    """What every shard remembered after the last finished batch; starts Spark, and ends it.
+    """The state of every shard after the last finished batch. Starts Spark and stops it.
 
-    ``checkpoint`` is Spark's folder. Raises CheckpointError if the state can't be read, and
-    MissingDependency without Java.
+    ``checkpoint``: Spark's own folder in the checkpoint. Raises CheckpointError if the state can't be read,
+    and MissingDependency without Java.
     """
     with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder:
         try:
@@ -40,8 +40,8 @@ def read_shards(checkpoint: Path) -> list[ShardState]:
         except (PySparkException, OSError, ValueError, KeyError) as error:
             first = (str(error).strip().splitlines() or ["no reason given"])[0]
             raise CheckpointError(
-                f"the state in {checkpoint} can't be read: {first}; restore it, or start anew with another "
-                "service.checkpoint and --from-committed"
+                f"the state in {checkpoint} can't be read: {first}; restore it from a backup, or start with "
+                "a new service.checkpoint and --from-committed"
             ) from error
 
 
@@ -54,7 +54,7 @@ def _read(view: Path) -> list[bytes]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": java_options("off"),
-        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
+        "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     }
     spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
@@ -67,7 +67,7 @@ def _read(view: Path) -> list[bytes]:
 
 
 def _link(checkpoint: Path, view: Path) -> None:
-    """Lay out ``view`` as Spark's reader knows it."""
+    """Fill ``view`` with copies and links under the names that Spark's reader knows."""
     state = Path("state", _OPERATOR)
     for part in ("metadata", "offsets", state / "_metadata", state / "_stateSchema"):
         if (checkpoint / part).is_dir():
@@ -75,7 +75,7 @@ def _link(checkpoint: Path, view: Path) -> None:
         elif (checkpoint / part).exists():
             view.mkdir(parents=True, exist_ok=True)
             shutil.copy(checkpoint / part, view / part)
-    ids: dict[tuple[int, int], str] = {}  # (partition, version) -> the id that counts
+    ids: dict[tuple[int, int], str] = {}  # (partition, version) -> the valid id
     (view / "commits").mkdir(parents=True)
     for entry in (checkpoint / "commits").glob("[0-9]*"):
         commit = json.loads(entry.read_text("utf-8").splitlines()[-1])
@@ -88,7 +88,7 @@ def _link(checkpoint: Path, view: Path) -> None:
         for inner in folder.iterdir():
             named = _NAMED.fullmatch(inner.name)
             if named is None:
-                if not inner.name.startswith("."):  # SSTs and the like; a checksum would be another name's
+                if not inner.name.startswith("."):  # skip checksums: they are for the new names
                     (target / inner.name).symlink_to(inner.absolute())
             elif ids.get((int(folder.name), int(named[1])), named[2]) == named[2]:
                 (target / f"{named[1]}.{named[3]}").symlink_to(inner.absolute())

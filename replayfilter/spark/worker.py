@@ -1,7 +1,7 @@
-"""What is done once in each Python worker, and kept there from task to task.
+"""Objects that each Python worker makes once and keeps from task to task.
 
-Spark sends a function by name if it can be imported, so what this module keeps lasts as long as the
-worker; a function pickled by value would bring its globals along and find them new in every task.
+Spark pickles a function by name if it can be imported, so this module's globals live as long as the worker. A
+function pickled by value would bring its own globals along, new ones in every task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def extractor(spec: KeySpec) -> Extractor:
 
 
 def lanes(settings: PipelineSettings) -> Lanes:
-    """This worker's lanes of the service."""
+    """This worker's lanes for the service."""
     name = settings.service, settings.bootstrap
     if name not in _lanes:
         _lanes[name] = Lanes(settings.bootstrap, settings.service, settings.options)
@@ -34,5 +34,5 @@ def lanes(settings: PipelineSettings) -> Lanes:
 
 @cache
 def run_cache(limit: int) -> RunCache:
-    """This host's cache of runs, which its workers share; ``limit`` in bytes."""
+    """The host's cache of runs, shared by its workers; ``limit`` in bytes."""
     return RunCache(Path(tempfile.gettempdir()), limit)

@@ -77,7 +77,7 @@ class Query:
 def test_it_agrees_with_the_plain_filter_and_keeps_each_partitions_order(seed: int) -> None:
     rng, query = random.Random(seed), Query()
     plain = [ReplayFilter() for _ in range(3)]
-    at, ends = {source: 0 for source in range(6)}, [0] * 3
+    at, ends = dict.fromkeys(range(6), 0), [0] * 3
     for _ in range(5):
         rows: list[Row] = []
         expected = set()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Match, Rules
 from replayfilter.formats import KeySpec
 from tests.support.pipelines import Pipeline, record
 
@@ -20,7 +21,7 @@ def event(id_: int, key: object) -> bytes:
 
 
 def test_ordered_with_a_jump_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
-    rules = Rules(clock="ordered", unit="integer", period=10, span=1, max_jump=100)
+    rules = Rules(clock=Clock.ORDERED, unit="integer", period=10, span=1, max_jump=100)
     keys = KeySpec("json", ("id",), "at", "integer")
     pipeline = Pipeline(bootstrap, tmp_path, "ordered", partitions=1, rules=rules, keys=keys)
     first = [event(1, 1000), event(2, 999_999), event(3, 1005), event(1, 1001)]
@@ -38,7 +39,7 @@ def test_ordered_with_a_jump_across_a_restart(bootstrap: str, tmp_path: Path) ->
 
 
 def test_categorical_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
-    rules = Rules(clock="categorical", unit="integer", period=1, match="bucket")
+    rules = Rules(clock=Clock.CATEGORICAL, unit="integer", period=1, match=Match.BUCKET)
     keys = KeySpec("json", ("id",), "at", "category")
     pipeline = Pipeline(bootstrap, tmp_path, "categorical", partitions=1, rules=rules, keys=keys)
     first = [event(1, "a"), event(1, "a"), event(1, "b"), event(2, "a")]

@@ -1,4 +1,4 @@
-"""What decode and deliver do for the low watermark: news of runs, the header that records carry."""
+"""What decode sends on for the low watermark: observations of origins, and the carried watermark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
-from replayfilter.core.clock.expiry import UNKNOWN, Rules
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.frames import Frame
+from replayfilter.core.rules import Rules
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, Observation, WatermarkRules
 from replayfilter.formats import KeySpec
 from replayfilter.spark.decode import carried_watermark, decode_batches
-from replayfilter.spark.deliver import _with_low
 from replayfilter.spark.pipeline_settings import PipelineSettings
-from replayfilter.spark.rows import FINGERPRINT
+from replayfilter.spark.rows import FRAME
 
 NOW_US = 1_700_000_000_000_000
 NOW_MS = NOW_US // 1_000
@@ -25,7 +25,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SETTINGS = PipelineSettings(
     service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={}, pids={}, shards=3, lanes=3,
     keys=KeySpec("json", ("id",), "ts", "ms", origin="host", time="ts", time_unit="ms"), stamp="none",
-    rules=Rules(replay=False, clock="watermark", watermark=WatermarkRules(("a", "b"))),
+    rules=Rules(replay=False, clock=Clock.WATERMARK, watermark=WatermarkRules(("a", "b"))),
 )  # fmt: skip
 
 
@@ -49,38 +49,39 @@ def batch_of(values: list[bytes], headers: list[list[tuple[str, bytes | None]] |
     )
 
 
-def news_of(settings: PipelineSettings, batch: Any) -> list[Observation | None]:
-    found = []
-    for out in decode_batches(settings, iter([batch])):
-        for row in out.to_pylist():
-            if row["kind"] == FINGERPRINT:
-                found.append(Frame.from_bytes(row["body"]).observation)
-    return found
+def observations_of(settings: PipelineSettings, batch: Any) -> list[Observation | None]:
+    """What each frame of the decoded batch observed."""
+    return [
+        Frame.from_bytes(row["body"]).observation
+        for out in decode_batches(settings, iter([batch]))
+        for row in out.to_pylist()
+        if row["kind"] == FRAME
+    ]
 
 
 def event(number: int, **more: Any) -> bytes:
     return json.dumps({"id": number, "ts": NOW_MS, **more}).encode()
 
 
-def test_every_shard_hears_of_every_run_and_only_of_what_counts() -> None:
+def test_every_shard_gets_the_observation_of_every_chunk() -> None:
     values = [
         event(1, host="a", ts=NOW_MS - 50),
         event(2, host="a", ts=NOW_MS - 70),
         event(3, host="b", ts=NOW_MS + 3_600_000),  # its clock is an hour ahead: future
-        event(4),  # nobody's
+        event(4),  # without an origin
         b"broken",
         event(5, host="c", ts="late"),
         event(6, host=7, ts=NOW_MS),
     ]
-    found = news_of(SETTINGS, batch_of(values))
+    found = observations_of(SETTINGS, batch_of(values))
     assert len(found) == 3, "one for each shard, whether or not it has rows"
-    for said in found:
-        assert said is not None
-        assert (said.origins, said.low) == (("a", "7"), UNKNOWN)
-        assert said.times.tolist() == [NOW_US - 50_000, NOW_US]
+    for observation in found:
+        assert observation is not None
+        assert (observation.origins, observation.carried) == (("a", "7"), UNKNOWN)
+        assert observation.times.tolist() == [NOW_US - 50_000, NOW_US]
 
 
-def test_a_run_brings_the_largest_watermark_that_it_carries() -> None:
+def test_a_chunk_brings_the_largest_watermark_that_its_records_carry() -> None:
     keys = replace(SETTINGS.keys, origin=None, time=None)
     settings = replace(SETTINGS, keys=keys, rules=replace(SETTINGS.rules, watermark=WatermarkRules(None)))
     headers: list[list[tuple[str, bytes | None]] | None] = [
@@ -88,20 +89,12 @@ def test_a_run_brings_the_largest_watermark_that_it_carries() -> None:
         [(WATERMARK_HEADER, b"1e9")], [(WATERMARK_HEADER, None)], [(WATERMARK_HEADER, b"9" * 19)],
     ]  # fmt: skip
     batch = batch_of([event(number) for number in range(6)], headers)
-    found = news_of(settings, batch)
-    assert {said.low for said in found if said is not None} == {6}, "the last header of a record counts"
+    found = observations_of(settings, batch)
+    assert {each.carried for each in found if each is not None} == {6}, "the last header of a record counts"
     assert carried_watermark(pa.array([None, []], HEADERS)) == UNKNOWN
 
 
-def test_without_a_watermark_frames_say_nothing_of_it() -> None:
+def test_without_a_watermark_frames_have_no_observation() -> None:
     keys = replace(SETTINGS.keys, origin=None, time=None)
-    settings = replace(SETTINGS, keys=keys, rules=replace(SETTINGS.rules, clock="tuple", watermark=None))
-    assert set(news_of(settings, batch_of([event(1), event(2)]))) == {None}
-
-
-@pytest.mark.parametrize("low", [UNKNOWN, 5])
-def test_the_header_is_replaced_and_never_passed_on(low: int) -> None:
-    ours = [] if low == UNKNOWN else [(WATERMARK_HEADER, "5")]
-    came = [None, [("x", b"1")], [(WATERMARK_HEADER, b"9"), ("x", b"1")], [(WATERMARK_HEADER, b"9")]]
-    expected = [ours or None, [("x", b"1"), *ours], [("x", b"1"), *ours], ours or None]
-    assert _with_low(came, low) == expected
+    settings = replace(SETTINGS, keys=keys, rules=replace(SETTINGS.rules, clock=Clock.TUPLE, watermark=None))
+    assert set(observations_of(settings, batch_of([event(1), event(2)]))) == {None}

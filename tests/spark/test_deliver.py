@@ -1,31 +1,32 @@
-"""Deliver without Spark or Kafka: each record gets exactly one route, and what a lane counts."""
+"""Deliver without Spark or Kafka: one route for each record, and what a lane counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from replayfilter.core.clock.expiry import Rules
-from replayfilter.core.columns import pack
-from replayfilter.core.routing import Route
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.routing import FirstSeen, Route, Routes
+from replayfilter.core.rules import Rules
 from replayfilter.errors import DeliveryError
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.chunk import Chunk
 from replayfilter.kafka.transactions import LaneStats
 from replayfilter.spark import deliver
-from replayfilter.spark.deliver import _Lane, _Name, _Routes, _Row
+from replayfilter.spark.deliver import _Lane, _Routes, _Row
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
-from replayfilter.spark.rows import PAYLOAD, Payload
+from replayfilter.spark.rows import PAYLOAD, ChunkId, Payload, ShardReport, routes_from_bytes, routes_to_bytes
 
 SETTINGS = PipelineSettings(
     service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={Route.UNIQUE: Output("u", 3)},
     pids={"t": 7}, shards=1, lanes=1, keys=KeySpec("raw", ("@value",), None, "ms"),
-    rules=Rules(replay=False, clock="none"),
+    rules=Rules(replay=False, clock=Clock.NONE),
 )  # fmt: skip
+CHUNK = ChunkId("t", 0, 5)
 
 
 class Written:
@@ -43,11 +44,11 @@ class Written:
         return LaneStats()
 
 
-def routes(*parts: tuple[list[int], list[int]], first: int = 5) -> _Routes:
+def routes(*parts: tuple[list[int], list[int]]) -> _Routes:
+    """What several shards decided of the chunk at offset 5: rows, and their codes."""
     made = _Routes()
     for rows, codes in parts:
-        body = pack({"rows": np.array(rows, np.uint32), "codes": np.array(codes, np.uint8)})
-        made.add(_Name("t", 0, first), pa.py_buffer(body))
+        made.add(CHUNK, Routes(*CHUNK, np.array(rows, np.uint32), np.array(codes, np.uint8)))
     return made
 
 
@@ -63,25 +64,20 @@ def payload(first: int, timestamps: list[int]) -> _Row:
     )
     sink = pa.BufferOutputStream()
     Payload(records, {}).write_to(sink)
-    return _Row(PAYLOAD, 0, _Name("t", 0, first), sink.getvalue())
+    return _Row(PAYLOAD, 0, ChunkId("t", 0, first), sink.getvalue())
 
 
-def deliver_times(monkeypatch: pytest.MonkeyPatch, *chunks: list[int]) -> Any:
-    """The counts after delivering chunks with these timestamps, one second after the epoch."""
+def deliver_times(monkeypatch: pytest.MonkeyPatch, *chunks: list[int]) -> Counter[str]:
+    """The counts after the delivery of chunks with these timestamps, one second after the epoch."""
     monkeypatch.setattr(deliver.time, "time", lambda: 1.0)  # type: ignore[attr-defined]
-    made = _Routes()
-    rows: list[_Row] = []
-    first = 0
+    made, rows, first = _Routes(), list[_Row](), 0
     for timestamps in chunks:
-        body = pack({
-            "rows": np.arange(len(timestamps), dtype=np.uint32),
-            "codes": np.full(len(timestamps), Route.UNIQUE, np.uint8),
-        })  # fmt: skip
-        made.add(_Name("t", 0, first), pa.py_buffer(body))
+        n = len(timestamps)
+        chunk = ChunkId("t", 0, first)
+        made.add(chunk, Routes(*chunk, np.arange(n, dtype=np.uint32), np.full(n, Route.UNIQUE, np.uint8)))
         rows.append(payload(first, timestamps))
-        first += len(timestamps)
-    stream: Iterator[_Row] = iter(rows)
-    return _Lane(SETTINGS, made, Written(), 0).deliver(stream)  # type: ignore[arg-type]
+        first += n
+    return _Lane(SETTINGS, made, Written(), 0).deliver(iter(rows))  # type: ignore[arg-type]
 
 
 def test_the_oldest_timestamp_may_be_the_epoch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +93,11 @@ def test_records_without_a_timestamp_have_no_delay(monkeypatch: pytest.MonkeyPat
 
 def test_each_record_gets_exactly_one_route() -> None:
     decided = np.array([0, 5, 0, 0], np.uint8)
-    name = _Name("t", 0, 5)
     given = routes(([0, 3], [1, 2]), ([2], [3]))
-    assert given.sources() == [("t", 0)]
-    assert given.apply_to(name, decided).tolist() == [1, 5, 3, 2]
+    assert given.input_partitions() == [("t", 0)]
+    codes, firsts = given.take(CHUNK, decided)
+    assert codes.tolist() == [1, 5, 3, 2]
+    assert firsts == {}
     given.check_used_up()
     for wrong in (
         routes(([0, 3], [1, 2])),  # row 2 has none
@@ -110,7 +107,24 @@ def test_each_record_gets_exactly_one_route() -> None:
         routes(([0, 2, 3], [1, 0, 1])),  # row 2 is undecided
         routes(),
     ):
-        with pytest.raises(DeliveryError, match=r"t\[0\] from offset 5"):
-            wrong.apply_to(name, decided)
+        with pytest.raises(DeliveryError, match=r"t\[0\], from offset 5"):
+            wrong.take(CHUNK, decided)
     with pytest.raises(DeliveryError, match="no records"):
         routes(([0], [1])).check_used_up()
+
+
+def test_routes_name_the_first_records_of_duplicates() -> None:
+    seen = FirstSeen(
+        np.array([1], np.uint32), np.array([1], np.uint32), np.array([9], np.int64), (("t", 0), ("s", 3))
+    )
+    sent = Routes(*CHUNK, np.array([0, 1], np.uint32), np.array([1, 2], np.uint8), seen)
+    made = _Routes()
+    made.add(CHUNK, routes_from_bytes(CHUNK, routes_to_bytes(sent)))
+    codes, firsts = made.take(CHUNK, np.zeros(2, np.uint8))
+    assert codes.tolist() == [1, 2]
+    assert firsts == {1: "s/3/9"}
+
+
+def test_a_shards_report_is_read_as_it_was_written() -> None:
+    for report in (ShardReport({"route_us": 5}, UNKNOWN), ShardReport({}, 1_700_000_000_000_000, "{}")):
+        assert ShardReport.from_bytes(report.to_bytes()) == report

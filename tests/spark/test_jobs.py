@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from replayfilter import pid_for_topic
 from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.chunk import Headers
 from tests.support.topics import new_topic, read_all, stamp_of
 
 pytestmark = pytest.mark.spark
@@ -33,7 +34,7 @@ def test_stamp_and_filter_in_a_spark_job(bootstrap: str, tmp_path: Path, where: 
     source, target = new_topic(bootstrap, "spark-in", 4), new_topic(bootstrap, "spark-out", 3)
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(RECORDS):
-        headers = [("trace", b"\x00\xff%d" % number)] if number % 3 else None
+        headers: Headers | None = [("trace", b"\x00\xff%d" % number)] if number % 3 else None
         producer.produce(
             source, str(number), b"user", partition=number % 4, headers=headers, timestamp=1_000 + number
         )

@@ -64,7 +64,7 @@ def test_what_a_living_jvm_complains_of_is_not_taken_for_its_end(monkeypatch: py
 
 RESTART = """
 import sys
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.rules import Rules
 from replayfilter.errors import SparkLost
 from replayfilter.formats import KeySpec
 from replayfilter.spark import query
@@ -126,7 +126,7 @@ class Recorded:
         self.stopped = False
         self.asked_for_all = 0
 
-    def awaitTermination(self, seconds: float) -> bool:
+    def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  # Spark's name
         if self.stopped or not self._arrivals:
             return True
         self._come += self._arrivals.pop(0)
@@ -136,11 +136,11 @@ class Recorded:
         self.stopped = True
 
     @property
-    def lastProgress(self) -> StreamingQueryProgress | None:
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802
         return RECORDED[self._come - 1] if self._come else None
 
     @property
-    def recentProgress(self) -> list[StreamingQueryProgress]:
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802
         self.asked_for_all += 1
         return RECORDED[max(0, self._come - self._kept) : self._come]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Rules
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, WatermarkRules
 from replayfilter.formats import KeySpec
 from replayfilter.service.monitor.batch import read_batch
@@ -38,7 +39,7 @@ def lows(pipeline: Pipeline, route: Route) -> dict[int, int | None]:
 
 def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Path) -> None:
     watermark = WatermarkRules(("a", "b", "c"), "0.6")  # one of three may lag
-    rules = Rules(clock="watermark", period=HOUR_MS, span=HOUR_MS // 12, watermark=watermark)
+    rules = Rules(clock=Clock.WATERMARK, period=HOUR_MS, span=HOUR_MS // 12, watermark=watermark)
     keys = KeySpec("json", ("id",), "ts", "ms", origin="host", time="ts", time_unit="ms")
     first = Pipeline(bootstrap, tmp_path, "tide", rules=rules, keys=keys)
     first.publish([record(event(1, "a", 5)), record(event(2, "b", 3), partition=1)])

@@ -1,0 +1,66 @@
+"""The headers of output records: the record's own headers first, then those that this service adds.
+
+- Error: ``rf-reason``, ``rf-message`` and ``rf-stage`` (the stage that found it: ``decode`` or ``route``).
+- Duplicate, with ``dedup.remember_first``: ``rf-first``, the record that it repeats.
+- With a low watermark: ``rf-watermark``, in place of the one that the record came with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.routing import Route
+from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
+from replayfilter.kafka.chunk import Headers
+from replayfilter.spark.error_reasons import JUMP_MESSAGE, REASON_OF_ROUTE
+
+FIRST_HEADER = "rf-first"  # topic/partition/offset
+_IS_ERROR = np.array([route == Route.ERROR or route in REASON_OF_ROUTE for route in Route])
+
+
+def output_headers(records: pa.RecordBatch, codes: NDArray[np.uint8]) -> list[Headers | None] | None:
+    """The headers of each record, ``rf-watermark`` aside; None if no record has any.
+
+    ``records``: as in a Payload, and if known a column ``first`` with the text for ``rf-first``. ``codes``:
+    their routes, uint8[n].
+    """
+    errors = np.flatnonzero(_IS_ERROR[codes]).tolist()
+    names = records.schema.names
+    firsts = records.column("first").to_pylist() if "first" in names else []
+    if "headers" not in names and not errors and not any(firsts):
+        return None
+    headers: list[Headers | None] = [None] * records.num_rows
+    if "headers" in names:
+        headers = own_headers(records.column("headers"))
+    for row in errors:
+        headers[row] = [*(headers[row] or ()), *_error_headers(records, row, Route(codes[row]))]
+    for row, first in enumerate(firsts):
+        if first is not None:
+            headers[row] = [*(headers[row] or ()), (FIRST_HEADER, first)]
+    return headers
+
+
+def own_headers(column: pa.ListArray) -> list[Headers | None]:
+    """The headers that records came with, as Python values."""
+    pairs = column.flatten()
+    named = list(zip(pairs.field(0).to_pylist(), pairs.field(1).to_pylist(), strict=True))
+    ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy()).tolist()
+    return [named[start:end] or None for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def replace_watermark(headers: list[Headers | None], watermark_us: int) -> list[Headers | None]:
+    """The same headers with ``watermark_us`` as the low watermark, or with none if it is UNKNOWN."""
+    new: Headers = [] if watermark_us == UNKNOWN else [(WATERMARK_HEADER, str(watermark_us))]
+    return [[*(pair for pair in own or () if pair[0] != WATERMARK_HEADER), *new] or None for own in headers]
+
+
+def _error_headers(records: pa.RecordBatch, row: int, route: Route) -> Headers:
+    if route in REASON_OF_ROUTE:
+        reason, stage = REASON_OF_ROUTE[route], "route"
+    else:
+        reason, stage = records.column("reason")[row].as_py(), "decode"
+    message = JUMP_MESSAGE if route == Route.JUMP else records.column("message")[row].as_py()
+    return [("rf-reason", reason), ("rf-message", message), ("rf-stage", stage)]

@@ -1,0 +1,48 @@
+"""Decode without Spark: chunks, stamps and headers of Arrow batches."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from replayfilter.core.stamp import Stamp
+from replayfilter.spark.decode import cut_chunks, last_headers, read_stamps
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def test_chunks_are_cut_where_the_input_partition_changes() -> None:
+    batch = pa.RecordBatch.from_pydict({
+        "topic": ["a", "a", "a", "b", "b"],
+        "partition": pa.array([0, 0, 1, 1, 1], pa.int32()),
+        "offset": [5, 6, 1, 1, 2],
+    })  # fmt: skip
+    chunks = [
+        (chunk.column("topic")[0].as_py(), chunk.column("offset").to_pylist()) for chunk in cut_chunks(batch)
+    ]
+    assert chunks == [("a", [5, 6]), ("a", [1]), ("b", [1, 2])]
+    assert [chunk.num_rows for chunk in cut_chunks(batch.slice(1, 1))] == [1]
+    assert list(cut_chunks(batch.slice(0, 0))) == []
+
+
+def test_stamps_of_a_slice_are_read() -> None:
+    good = [Stamp(7, 1, offset).to_bytes() for offset in range(3)]
+    column = pa.array([good[0], None, good[1], b"", b"short", good[2]], pa.binary())
+    stamps = read_stamps(column.slice(1, 5))
+    assert stamps.valid.tolist() == [False, True, False, False, True]
+    assert stamps.offsets.tolist() == [0, 1, 0, 0, 2]
+    assert read_stamps(pa.nulls(2, pa.binary())).valid.tolist() == [False, False]
+
+
+def test_the_last_header_of_a_name_counts() -> None:
+    rows = [
+        [("s", b"before the slice")],
+        [("s", b"1"), ("x", b"2"), ("s", b"3")],
+        None,
+        [],
+        [("x", b"4")],
+        [("s", None)],
+        [("s", b"5")],
+    ]
+    found = last_headers(pa.array(rows, HEADERS).slice(1), "s")
+    assert found.to_pylist() == [b"3", None, None, None, None, b"5"]
+    assert last_headers(pa.nulls(2, HEADERS), "s").to_pylist() == [None, None]
