@@ -3,8 +3,8 @@
     with DevBroker() as broker:
         Producer({"bootstrap.servers": broker.bootstrap})
 
-It listens on 127.0.0.1 only, keeps little in memory, and can't outlive the process that started it, however
-that process ends.
+It listens only on 127.0.0.1, uses little memory, and ends with the process that started it, however that
+process ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from replayfilter.jvm.java import java
 START_SECONDS = 60.0
 _JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")
 
-# One node is controller and broker at once. Internal topics get one replica and few partitions (Kafka's 50
-# cost seconds at each start). A killed broker is let in again when its old session is over: by default after
-# 9 s. Nothing is deleted for its age: demos and tests write event times of years ago, and Kafka would drop
-# those half a minute after the start. Whatever else a client can notice is as Kafka has it, so that what is
-# right here is right on a real cluster.
+# One node is both controller and broker. Internal topics have one replica and few partitions: the default of
+# 50 costs seconds at each start. The controller accepts a killed broker again only after its old session has
+# timed out, so the timeout is shorter than the default of 9 s. Nothing is deleted because of its age: demos
+# and tests write event times of years ago, which Kafka would delete half a minute after the start. Everything
+# else that a client can notice has Kafka's default, so that what works here works on a real cluster.
 _SERVER = """\
 process.roles=broker,controller
 node.id=1
@@ -73,42 +73,47 @@ appender.out.type = Console
 appender.out.name = out
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d %p %m (%c)%n
-# Kafka's own clients try to reach it before it listens, at every start.
+# At every start, Kafka's own clients try to connect before the broker listens.
 logger.client.name = org.apache.kafka.clients.NetworkClient
 logger.client.level = error
 """
 
-# Reads from its parent what never comes; when the parent is gone, however it went, so does the broker.
-_WATCH = 'cat >/dev/null; kill -9 "$1"; while kill -0 "$1"; do sleep 0.05; done; [ -z "$2" ] || rm -rf "$2"'
+# Waits for the end of its input, which comes when the parent ends in whatever way, then kills the broker.
+_WATCHDOG = (
+    'cat >/dev/null; kill -9 "$1"; while kill -0 "$1"; do sleep 0.05; done; [ -z "$2" ] || rm -rf "$2"'
+)
 
 
 class DevBroker:
-    """Kafka on a free port (or the given one), its data in a temporary folder (or the given one).
+    """A Kafka broker on the given port or a free one, with its data in the given folder or a temporary one.
 
-    With `data` the topics survive: a later DevBroker on the same folder has them. A temporary folder goes
-    when the broker goes. Entering the context starts it and leaving stops it; raises BrokerError if it
-    doesn't come up and MissingDependency if Java or the jars are missing.
+    Entering the context starts it, and leaving stops it. Raises BrokerError if it doesn't start, and
+    MissingDependency if Java or the jars are missing.
 
-    For fault tests `kill()` ends it in mid-work and `restart()` brings it back on the same port and data.
+    With `data` the topics are kept: a later DevBroker on the same folder has them. A temporary folder is
+    removed when the broker stops.
+
+    To test failures, `kill()` kills it while it works, and `restart()` starts it again on the same port and
+    data.
     """
 
     def __init__(self, port: int = 0, data: Path | None = None) -> None:
-        self._port, self._controller = port or _free_port(), _free_port()
+        self._port, self._controller = port or free_port(), free_port()
         self._temporary = data is None
         self.folder = (
             data or Path(tempfile.gettempdir(), f"replayfilter-broker-{uuid.uuid4().hex}")
         ).absolute()
         self._java: subprocess.Popen[bytes] | None = None
-        self._watch: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @property
     def bootstrap(self) -> str:
-        """What clients give as `bootstrap.servers`."""
+        """The value of `bootstrap.servers` for clients."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """The process id of the running broker."""
+        """The process id of the running broker; None if it isn't running."""
         return self._java.pid if self._java else None
 
     def __enter__(self) -> Self:
@@ -121,20 +126,21 @@ class DevBroker:
         self.stop()
 
     def start(self) -> None:
-        """Format the data folder if it is new, start Kafka and return once it answers a client."""
+        """Format the data folder if it is new, start Kafka, and return as soon as it answers a client."""
         if self._java is not None:
             return
         command, jars = str(java()), ":".join(map(str, kafka_jars()))
         if not _is_free(self._port):
             raise BrokerError(
-                f"Port {self._port} is in use on 127.0.0.1: stop what uses it or choose another."
+                f"Port {self._port} is in use on 127.0.0.1: stop the process that uses it, or choose "
+                "another port."
             )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server, logging = self.folder / "server.properties", self.folder / "log4j2.properties"
         server.write_text(_SERVER.format(port=self._port, controller=self._controller, data=self.folder))
         logging.write_text(_LOGGING)
-        more = os.environ.get("KAFKA_OPTS", "").split()  # as Kafka's own scripts take it
-        kafka = [command, *_JVM, *more, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", jars]
+        options = os.environ.get("KAFKA_OPTS", "").split()  # as in Kafka's own scripts
+        kafka = [command, *_JVM, *options, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", jars]
         try:
             if not (self.folder / "log" / "meta.properties").exists():
                 self._format(kafka, server)
@@ -144,16 +150,16 @@ class DevBroker:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # a terminal's Ctrl-C is for us; we then stop the broker
+                    start_new_session=True,  # Ctrl-C in a terminal goes only to us; we then stop the broker
                 )
-            self._watch = _watch(self._java.pid, remove=self.folder if self._temporary else None)
+            self._watchdog = _start_watchdog(self._java.pid, remove=self.folder if self._temporary else None)
             self._await()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """End the broker: in order if its data stay, at once if they are temporary."""
+        """Stop the broker: cleanly if its data are kept, at once if they are temporary."""
         if self._java is not None and not self._temporary:
             self._java.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,24 +169,24 @@ class DevBroker:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the broker by SIGKILL; its data stay for `restart`."""
-        watch, process, self._watch, self._java = self._watch, self._java, None, None
-        if watch is not None:  # first: the watch must not hit a process that has got the same id since
-            watch.kill()
-            watch.communicate()
+        """Kill the broker with SIGKILL; its data are kept for `restart`."""
+        watchdog, process, self._watchdog, self._java = self._watchdog, self._java, None, None
+        if watchdog is not None:  # before the broker: its id may then be given to another process
+            watchdog.kill()
+            watchdog.communicate()
         if process is not None:
             process.kill()
             process.wait()
 
     def restart(self) -> None:
-        """Start again after `kill`, or after killing it first, on the same port and data."""
+        """Kill the broker if it runs, and start it again on the same port and data."""
         self.kill()
         self.start()
 
     def wait(self) -> int:
-        """Block until the broker ends by itself; its exit code."""
+        """Block until the broker ends by itself, and return its exit code."""
         if self._java is None:
-            raise BrokerError("The broker is not running, so there is no end to wait for: start it first.")
+            raise BrokerError("The broker is not running: start it before waiting for its end.")
         return self._java.wait()
 
     @property
@@ -204,30 +210,30 @@ class DevBroker:
             )
 
     def _await(self) -> None:
-        """Return once a client gets metadata that names the broker: from then on it also takes writes."""
+        """Return as soon as a client gets metadata that names the broker: then it accepts writes, too."""
         assert self._java is not None
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._java.poll() is not None:
-                raise self._failed(f"ended with code {self._java.returncode} while starting")
+                raise self._start_error(f"ended with code {self._java.returncode} while starting")
             if _listens(self._port) and _answers(self.bootstrap):
                 return
             time.sleep(0.05)
-        raise self._failed(f"gave no answer within {START_SECONDS:.0f} seconds")
+        raise self._start_error(f"didn't answer within {START_SECONDS:.0f} seconds")
 
-    def _failed(self, what: str) -> BrokerError:
+    def _start_error(self, what: str) -> BrokerError:
         lines = self._log.read_text("utf-8", "replace").splitlines()
         tail = "\n".join([line for line in lines if not line.startswith("\t")][-12:])  # no stack frames
         return BrokerError(f"The development broker on {self.bootstrap} {what}; its log ends with:\n{tail}")
 
 
-def _watch(pid: int, remove: Path | None) -> subprocess.Popen[bytes]:
-    """A process that ends the broker (and removes its folder) when ours is gone and its input so ends.
+def _start_watchdog(pid: int, remove: Path | None) -> subprocess.Popen[bytes]:
+    """Start a process that kills the broker (and removes its folder) when ours has ended.
 
-    Unlike PR_SET_PDEATHSIG this is not tied to the thread that started the broker, nor to Linux.
+    Unlike PR_SET_PDEATHSIG this doesn't depend on the thread that started the broker, nor on Linux.
     """
     return subprocess.Popen(
-        ["/bin/sh", "-c", _WATCH, "watch", str(pid), str(remove or "")],
+        ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(pid), str(remove or "")],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -235,10 +241,10 @@ def _watch(pid: int, remove: Path | None) -> subprocess.Popen[bytes]:
     )
 
 
-def _free_port() -> int:
-    """A free port below those that systems hand to clients (32768 and up on Linux, 49152 on macOS).
+def free_port() -> int:
+    """A free port below those that systems assign to clients (from 32768 on Linux, from 49152 on macOS).
 
-    One of those could be taken by any client while the broker is down, even by one that connects to itself.
+    Any client could get such a port while the broker is down, even one that tries to connect to the broker.
     """
     while not _is_free(port := random.SystemRandom().randrange(12000, 32000)):
         pass
@@ -247,7 +253,9 @@ def _free_port() -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a dead broker's connections linger
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # the connections of a dead broker may linger
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

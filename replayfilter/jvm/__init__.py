@@ -1,1 +1,1 @@
-"""Java and the jars that Spark and the development broker need."""
+"""Java, and the jars that Spark and the development broker need."""

@@ -1,12 +1,12 @@
-"""The Java archives of the Kafka broker and of Spark's Kafka connector: locked, verified, kept per user.
+"""The jars of the Kafka broker and of Spark's Kafka connector: locked, verified, and cached for each user.
 
-The lock (`jars.lock`) names each jar with its SHA-256. Ivy, which comes with PySpark, fetches exactly these
-into a folder of the user's cache, once; later calls only look whether they are there. The folder is
-`$REPLAYFILTER_JARS` if set (an image can have the jars baked in), else `replayfilter/jars` in
-`$XDG_CACHE_HOME` or `~/.cache`.
+The lock file, `jars.lock`, has the SHA-256 of each jar. The first call fetches exactly these jars with Ivy,
+which comes with PySpark, into a folder of the user's cache; later calls only check that they are there. The
+folder is `$REPLAYFILTER_JARS` if that is set, so that a container image can contain the jars; otherwise it is
+`replayfilter/jars` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     python -m replayfilter.jvm.jars           fetch both sets now
-    python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml anew and rewrite the lock
+    python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml and rewrite the lock
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from replayfilter.jvm.java import java
 
 LOCK = Path(__file__).with_name("jars.lock")
 
-# Exactly the jars named, from Ivy's public resolver: no POM is read, so nothing unlocked comes along.
+# Fetches exactly the jars that are named: no POM is read, so no dependency is added that is not in the lock.
 _NO_POMS = """<ivysettings>
   <settings defaultResolver="public"/>
   <resolvers><ibiblio name="public" m2compatible="true" usepoms="false"/></resolvers>
@@ -37,7 +37,7 @@ _NO_POMS = """<ivysettings>
 
 
 class Module(NamedTuple):
-    """One artifact by its Maven coordinates."""
+    """The Maven coordinates of a jar."""
 
     organisation: str
     name: str
@@ -45,7 +45,7 @@ class Module(NamedTuple):
 
     @classmethod
     def parse(cls, coordinates: str) -> Module:
-        """`organisation:name:version` taken apart."""
+        """Parse `organisation:name:version`."""
         organisation, name, version = coordinates.split(":")
         return cls(organisation, name, version)
 
@@ -59,14 +59,14 @@ class Module(NamedTuple):
 
 
 def kafka_jars() -> list[Path]:
-    """The broker's class path, fetched if need be. Raises MissingDependency if that is not possible."""
+    """The broker's class path, fetched if needed. Raises MissingDependency if a jar can't be fetched."""
     return _jars("kafka")
 
 
 def spark_jars() -> list[Path]:
-    """The jars for `spark.jars` that let PySpark read Kafka, fetched if need be.
+    """The jars for `spark.jars` that let PySpark read Kafka, fetched if needed.
 
-    Only those that PySpark doesn't ship itself. Raises MissingDependency if they can't be had.
+    PySpark's own jars are not among them. Raises MissingDependency if a jar can't be fetched.
     """
     return _jars("spark")
 
@@ -89,17 +89,18 @@ def _cache() -> Path:
 
 
 def _fetch(hashes: dict[Module, str], folder: Path) -> None:
-    """Bring the jars into the folder, each only after its checksum was found right.
+    """Fetch the jars into the folder, after checking their checksums.
 
-    A jar appears whole or not at all, and two processes may do this at once: they write the same bytes.
+    Each jar is moved into the folder in one step, so two processes may do this at once: both have the same
+    bytes.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder)
     except OSError as error:
         raise MissingDependency(
-            f"{len(hashes)} jars are to be fetched, but {folder} can't be written ({error.strerror}): "
-            "make it writable or name another folder in REPLAYFILTER_JARS."
+            f"{len(hashes)} jars must be fetched, but {folder} can't be written ({error.strerror}): "
+            "make it writable, or set REPLAYFILTER_JARS to another folder."
         ) from error
     with scratch:
         print(f"replayfilter: fetching {len(hashes)} jars into {folder} (once)", file=sys.stderr, flush=True)
@@ -115,7 +116,7 @@ def verify(jar: Path, sha256: str) -> None:
     if (found := _sha256(jar)) != sha256:
         raise MissingDependency(
             f"{jar.name} was fetched with SHA-256 {found}, but {LOCK.name} says {sha256}: "
-            "the repository or a proxy serves another file than was locked; find out why before using it."
+            "the repository or a proxy serves a different file; find out why before using it."
         )
 
 
@@ -125,9 +126,9 @@ def _sha256(file: Path) -> str:
 
 
 def _ivy(modules: Iterable[Module], scratch: Path, settings: str | None) -> dict[Module, Path]:
-    """Let Ivy download the modules; without settings of ours, with all that they depend on.
+    """Download the modules with Ivy; without ``settings``, also everything that they depend on.
 
-    Raises MissingDependency if Ivy doesn't deliver all of them at the third attempt.
+    Raises MissingDependency if the third attempt fails.
     """
     dependencies = "".join(
         f"<dependency org={quoteattr(m.organisation)} name={quoteattr(m.name)} rev={quoteattr(m.version)} "
@@ -154,15 +155,15 @@ def _ivy(modules: Iterable[Module], scratch: Path, settings: str | None) -> dict
     jars = scratch / "jars"
     command += ["-cache", scratch / "cache", "-confs", "default"]
     command += ["-retrieve", f"{jars}/[organisation]/[module]/[revision]/[artifact].[ext]"]
-    for _ in range(3):  # networks fail now and then; what an attempt got stays in the scratch cache
+    for _ in range(3):  # the scratch cache keeps what a failed attempt has fetched
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
         )
         if ended.returncode == 0:
             return {Module(*jar.relative_to(jars).parts[:3]): jar for jar in sorted(jars.rglob("*.jar"))}
     raise MissingDependency(
-        "The jars could not be fetched: allow access to the Maven repository (or name a folder that has them "
-        f"in REPLAYFILTER_JARS). Ivy said:\n{(ended.stdout + ended.stderr)[-2000:]}"
+        "The jars could not be fetched: allow access to the Maven repository, or set REPLAYFILTER_JARS to a "
+        f"folder that has them. Ivy said:\n{(ended.stdout + ended.stderr)[-2000:]}"
     )
 
 
@@ -170,7 +171,7 @@ def _pyspark_jars() -> Path:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingDependency(
-            "Fetching jars takes Ivy, which comes with PySpark, and PySpark is not installed: "
+            "Jars are fetched with Ivy, which comes with PySpark, and PySpark is not installed: "
             'pip install "replayfilter[spark]".'
         )
     return Path(spec.origin).with_name("jars")
@@ -181,15 +182,14 @@ def _ivy_jar() -> Path:
 
 
 def lock(pyproject: Path) -> None:
-    """Resolve the roots in `[tool.replayfilter.jars]` with all they depend on, and write the lock.
+    """Resolve the jars in `[tool.replayfilter.jars]` and everything they depend on, and write the lock.
 
-    What PySpark ships itself is left out of the set `spark`: the driver has it already.
+    The set `spark` is written without PySpark's own jars: the driver has them already.
     """
     roots = tomllib.loads(pyproject.read_text("utf-8"))["tool"]["replayfilter"]["jars"]
     shipped = {jar.name.rpartition("-")[0] for jar in _pyspark_jars().glob("*.jar")}
-    lines = [
-        "# Written by `python -m replayfilter.jvm.jars --lock` from [tool.replayfilter.jars] in pyproject.toml."
-    ]
+    written_by = "`python -m replayfilter.jvm.jars --lock`"
+    lines = [f"# Written by {written_by} from [tool.replayfilter.jars] in pyproject.toml."]
     for kind, coordinates in roots.items():
         with tempfile.TemporaryDirectory() as scratch:
             got = _ivy([Module.parse(root) for root in coordinates], Path(scratch), settings=None)
@@ -200,7 +200,7 @@ def lock(pyproject: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch both sets, or rewrite the lock; the exit code."""
+    """Fetch both sets, or rewrite the lock. Returns the exit code."""
     if arguments not in ([], ["--lock"]):
         print("usage: python -m replayfilter.jvm.jars [--lock]", file=sys.stderr)
         return 2

@@ -12,14 +12,12 @@ from pathlib import Path
 from replayfilter.errors import MissingDependency
 
 SUPPORTED = (17, 21)
-_REMEDY = (
-    "install a Java 17 or 21 runtime (Spark 4.0 runs on these) and put it on PATH or name it in JAVA_HOME"
-)
+_REMEDY = "install a Java 17 or 21 runtime, which Spark 4.0 needs, and put it on PATH or set JAVA_HOME to it"
 
 
 @cache
 def java() -> Path:
-    """Find the `java` command: JAVA_HOME's if that is set, else the one on PATH.
+    """The `java` command: the one in JAVA_HOME if that is set, otherwise the one on PATH.
 
     Raises MissingDependency if there is none, or if it is neither Java 17 nor Java 21.
     """
@@ -35,7 +33,7 @@ def java() -> Path:
 
 
 def _release(command: str) -> int | None:
-    """The feature release, 17 for "17.0.15"; None if the command doesn't answer as Java does."""
-    answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
-    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    """The feature release, for example 17 for "17.0.15"; None if the output is not Java's."""
+    ended = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    version = re.search(r'version "(?:1\.)?(\d+)', ended.stderr + ended.stdout)
     return int(version[1]) if version else None
