@@ -17,7 +17,7 @@ from replayfilter.core.stamp import STAMP_BYTES, Stamp
 from replayfilter.demo.stream import generate
 from replayfilter.formats import AvroSpec, KeySpec, RecordColumns, build_extractor
 from replayfilter.service.config.model import keys_by_section
-from replayfilter.spark.counts import REASONS
+from replayfilter.spark.error_reasons import REASONS
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "schemas"
