@@ -6,8 +6,9 @@ import tomllib
 
 import pytest
 
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import Match, Rules
 from replayfilter.core.stamp import producer_id
 from replayfilter.formats import KeySpec
 from replayfilter.service.config.loader import config_from
@@ -53,7 +54,7 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
     assert (plan.stamp, plan.starting) == ("header", "latest")
     assert (plan.on_invalid, plan.output_key) == ("error", "preserve")
     assert plan.keys == KeySpec("raw", ("@key",), "@timestamp", "us")
-    assert plan.rules == Rules(True, 1_000_000, True, "system", 2_000, 1_000, "bucket", "us")
+    assert plan.rules == Rules(True, 1_000_000, True, Clock.SYSTEM, 2_000, 1_000, Match.BUCKET, "us")
     assert plan.max_future_us == 5
     assert plan.outputs[Route.REPLAY] == Output("replays", 5)
 

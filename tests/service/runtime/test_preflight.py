@@ -194,7 +194,7 @@ def test_a_restart_has_no_errors(deployment: Deployment) -> None:
     ],
 )
 def test_settings_of_the_state_cannot_be_changed(
-    deployment: Deployment, changes: dict[str, dict[str, Any]], path: str
+    deployment: Deployment, changes: dict[str, Any], path: str
 ) -> None:
     deployment.create()
     deployment.started({0: 0, 1: 0})

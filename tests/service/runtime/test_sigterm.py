@@ -24,6 +24,18 @@ STOPS = 3
 RECORDS = 12_000
 
 
+def await_running_batch(service: ServiceProcess, checkpoint: Checkpoint) -> None:
+    """Wait until one batch is finished and the next has begun, so that the signal arrives during a batch."""
+    committed = checkpoint.committed()
+    service.await_change(lambda: checkpoint.committed() > committed)
+    started = checkpoint.started()
+    service.await_change(lambda: checkpoint.started() > started)
+
+
+def await_end_of_processes(service: ServiceProcess) -> None:
+    wait_for(lambda: not service.pids(), 30, "processes of a stopped service are still alive")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sigterm_finishes_the_batch_and_the_next_start_continues(tmp_path: Path) -> None:
@@ -40,11 +52,7 @@ def test_sigterm_finishes_the_batch_and_the_next_start_continues(tmp_path: Path)
         publishing = aside.submit(publish, broker.bootstrap, NAME, paced(stream, 300))
         for _ in range(STOPS):
             with ServiceProcess(config) as service:
-                batch = checkpoint.committed()
-                service.await_change(lambda batch=batch: checkpoint.committed() > batch)
-                # A new batch has begun, so the signal arrives during a batch.
-                now = checkpoint.started()
-                service.await_change(lambda now=now: checkpoint.started() > now)
+                await_running_batch(service, checkpoint)
                 time.sleep(rng.uniform(0, 0.5))
                 service.pids()
                 current = checkpoint.started()
@@ -52,11 +60,7 @@ def test_sigterm_finishes_the_batch_and_the_next_start_continues(tmp_path: Path)
                 assert service.end(60) == 0, service.tail()
                 assert checkpoint.committed() >= current, f"the batch was not finished\n{service.tail()}"
                 assert not open_transactions(broker.bootstrap, outputs)
-                wait_for(
-                    lambda service=service: not service.pids(),
-                    30,
-                    "processes of a stopped service are still alive",
-                )
+                await_end_of_processes(service)
                 assert "Traceback" not in service.tail()
         publishing.result()
         with ServiceProcess(config, "--once") as service:

@@ -145,6 +145,16 @@ def test_a_requested_restart_is_not_an_error(signals: StopSignals) -> None:
     assert (query.starts, status.retries) == (3, 0)
 
 
+def terminate_after(event: threading.Event) -> None:
+    """Send SIGTERM to this process once the event is set."""
+
+    def terminate() -> None:
+        event.wait(10)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+
+
 class Endless(Scripted):
     """A batch that never finishes."""
 
@@ -161,7 +171,7 @@ def test_a_batch_that_never_ends_delays_a_stop_only_up_to_the_limit(
     monkeypatch.setattr(supervision, "STOP_SECONDS", 0.3)
     status = Status("orders", 120.0, {}, time.time())
     query = Endless(status, [])
-    threading.Thread(target=lambda: (query.began.wait(10), os.kill(os.getpid(), signal.SIGTERM))).start()
+    terminate_after(query.began)
     began = time.monotonic()
     with pytest.raises(ReplayfilterError, match="did not finish within"):
         Supervisor(query, signals, status, lambda text, cause=None: pytest.fail(text)).run(once=False)
@@ -177,7 +187,7 @@ def test_a_signal_ends_the_pause_between_two_tries(
     status = Status("orders", 120.0, {}, time.time())
     query = Scripted(status, [(0, LOST_LANE)])
     warned = threading.Event()
-    threading.Thread(target=lambda: (warned.wait(10), os.kill(os.getpid(), signal.SIGTERM))).start()
+    terminate_after(warned)
     began = time.monotonic()
     Supervisor(query, signals, status, lambda text, cause=None: warned.set()).run(once=False)
     assert time.monotonic() - began < 10

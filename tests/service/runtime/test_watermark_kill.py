@@ -87,6 +87,14 @@ def by_input(outputs: Mapping[str, list[ConsumerRecord]]) -> dict[int, list[Cons
     return {partition: [row for _, row in sorted(rows)] for partition, rows in found.items()}
 
 
+def await_delivery(service: ServiceProcess, checkpoint: Checkpoint, group: Group) -> None:
+    """Wait for two batches, so that there is a watermark, and then for the delivery of another one."""
+    batch = checkpoint.committed() + 2
+    service.await_change(lambda: checkpoint.committed() >= batch)
+    offsets = group.offsets()
+    service.await_change(lambda: group.offsets() != offsets, every=0.002)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_after_kills_the_watermarks_are_still_right(bootstrap: str, tmp_path: Path) -> None:
@@ -107,10 +115,7 @@ def test_after_kills_the_watermarks_are_still_right(bootstrap: str, tmp_path: Pa
     hit = []
     for kill in range(2):
         with ServiceProcess(config) as service:
-            batch = checkpoint.committed() + 2  # two batches per start, so that there is a watermark
-            service.await_change(lambda batch=batch: checkpoint.committed() >= batch)
-            offsets = group.offsets()
-            service.await_change(lambda offsets=offsets: group.offsets() != offsets, every=0.002)
+            await_delivery(service, checkpoint, group)
             time.sleep(rng.choice((0.0, 0.02, 0.2)))
             service.kill(service.pids())
         hit.append(interrupted_phase(checkpoint, group))
