@@ -35,7 +35,7 @@ from benchmarks.stock import Batches, rows_of
 from replayfilter.demo.kafka_io import create_topic
 from replayfilter.demo.stream import OUTPUTS
 from replayfilter.devbroker import DevBroker
-from replayfilter.service.config.model import Config
+from replayfilter.service.config.loader import config_from
 from replayfilter.service.monitor import storage
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import inspect
@@ -57,7 +57,7 @@ class Bench:
     def __init__(self, bootstrap: str, folder: Path, most_keys: int) -> None:
         for topic in ("state", *(f"state.{route}" for route in OUTPUTS)):
             create_topic(bootstrap, topic, PARTITIONS)
-        config = Config(
+        config = config_from(
             service={"name": "state", "checkpoint": str(folder / "checkpoint")},
             kafka={"bootstrap": bootstrap},
             input={"topics": ["state"], "stamp": "none"},
@@ -66,7 +66,7 @@ class Bench:
             output={route: f"state.{route}" for route in OUTPUTS},
         )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
         findings = inspect(config, False)
-        assert not findings.faults, findings.faults
+        assert not findings.errors, findings.errors
         self.settings = pipeline_settings_of(config, findings)
         self.kept = folder / "settings.pickle"
         self.kept.write_bytes(pickle.dumps(self.settings))

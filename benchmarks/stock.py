@@ -41,7 +41,7 @@ from replayfilter.demo.kafka_io import create_topic, publish
 from replayfilter.demo.stream import OUTPUTS, STAMP, Record
 from replayfilter.devbroker import DevBroker
 from replayfilter.jvm.jars import spark_jars
-from replayfilter.service.config.model import Config
+from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import inspect
 from replayfilter.spark.query import Service
@@ -152,7 +152,7 @@ Run = Callable[[Callable[[Any], None]], None]  # runs to the end, gives each bat
 
 
 def _ours(task: Task, folder: Path) -> Run:
-    config = Config(
+    config = config_from(
         service={"name": task.output, "checkpoint": str(folder), "batch_records": task.batch_records},
         kafka={"bootstrap": task.bootstrap},
         input={"topics": [INPUT]},

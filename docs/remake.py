@@ -1,6 +1,6 @@
 """Makes the tables of keys in reference/configuration.md from the code: ``make docs``. A test compares them.
 
-What stands between a section's two marks is made; the rest of the page is written by hand.
+Only the table between the two marks of each section is generated; the rest of the page is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from replayfilter.service.config.model import sections
+from replayfilter.service.config.model import section_types
 from replayfilter.settings.durations import bytes_text, duration_text, parse_bytes, parse_duration
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
@@ -24,18 +24,18 @@ TYPES = {str: "text", int: "integer", bool: "boolean", list: "list", dict: "tabl
 
 
 def page(text: str) -> str:
-    """The page with all its tables made anew. ValueError if a section's place is missing."""
-    tables = {name: HEAD + "".join(rows(name)) for name in sections()}
-    places = [found[2] for found in MADE.finditer(text)]
-    if places != list(tables):
-        raise ValueError(f"{PAGE.name} has places for the keys of {places}, the code has {list(tables)}")
+    """``text`` with all its tables made again; ValueError if the marks don't fit the sections in the code."""
+    tables = {name: HEAD + "".join(rows(name)) for name in section_types()}
+    marked = [found[2] for found in MADE.finditer(text)]
+    if marked != list(tables):
+        raise ValueError(f"{PAGE.name} has marks for the keys of {marked}, the code has {list(tables)}")
     return MADE.sub(lambda found: found[1] + "\n" + tables[found[2]] + "\n" + found[3], text)
 
 
 def rows(section: str) -> list[str]:
-    """A line of the table for each key."""
+    """The lines of a section's table, one per key."""
     found = []
-    for name, field in sections()[section].model_fields.items():
+    for name, field in section_types()[section].model_fields.items():
         extra: Any = field.json_schema_extra or {}
         default = extra.get("unset") or code(written(field.default, field))
         values = extra.get("unit") or values_of(field)
@@ -46,7 +46,7 @@ def rows(section: str) -> list[str]:
 
 
 def type_of(field: FieldInfo) -> str:
-    """What a value is written as."""
+    """The type of a key's value in TOML."""
     if parses(field, parse_duration):
         return "duration"
     if parses(field, parse_bytes):
@@ -54,28 +54,28 @@ def type_of(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return "text"
     union = get_origin(field.annotation) in (Union, UnionType)
-    kinds = get_args(field.annotation) if union else [field.annotation]
-    return " or ".join(TYPES[plain] for kind in kinds if (plain := get_origin(kind) or kind) in TYPES)
+    types = get_args(field.annotation) if union else [field.annotation]
+    return " or ".join(TYPES[plain] for each in types if (plain := get_origin(each) or each) in TYPES)
 
 
 def values_of(field: FieldInfo) -> str:
-    """The values of a type that has few, or the unit of one that has many."""
+    """All values of a type that has few, or the unit of one that has many."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(map(code, get_args(field.annotation)))
     if field.annotation is bool:
         return "`true`, `false`"
     if parses(field, parse_duration):
-        return "a time"
+        return "a duration"
     return "bytes, or with a unit" if parses(field, parse_bytes) else ""
 
 
 def parses(field: FieldInfo, parser: Any) -> bool:
-    """Whether a key's text goes through ``parser``."""
+    """Whether ``parser`` parses a key's text."""
     return any(isinstance(each, BeforeValidator) and each.func is parser for each in field.metadata)
 
 
 def written(value: Any, field: FieldInfo | None = None) -> str:
-    """A value as TOML has it; times and sizes with the largest unit that needs no fraction."""
+    """A value in TOML; durations and sizes in the largest unit that needs no fraction."""
     if field is not None and value and parses(field, parse_duration):
         return f'"{duration_text(value)}"'
     if field is not None and value and parses(field, parse_bytes):
@@ -88,7 +88,7 @@ def written(value: Any, field: FieldInfo | None = None) -> str:
 
 
 def code(text: str) -> str:
-    """As code, for Markdown."""
+    """``text`` as code in Markdown."""
     return f"`{text}`"
 
 

@@ -1,9 +1,9 @@
-"""Makes the schemas in this folder anew from the code: ``make schemas``. A test compares them.
+"""Generates the schemas in this folder from the code: ``make schemas``. A test checks that they are current.
 
 config.schema.json       the service's TOML, for editors (taplo: ``#:schema schemas/config.schema.json``)
-order.avsc, order.schema.json            the example events, as `demo` writes them
-error-headers.avsc, error-headers.schema.json    the headers that a record in the error topic carries
-stamp.avsc, stamp.schema.json            the stamp: its 20 bytes in Avro, its parts in JSON
+order.avsc, order.schema.json                    the example events, as `demo` writes them
+error-headers.avsc, error-headers.schema.json    the headers of a record in the error topic
+stamp.avsc, stamp.schema.json                    the stamp: its 20 bytes in Avro, its parts in JSON
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from replayfilter.core.stamp import STAMP_BYTES
-from replayfilter.service.config import model as config
-from replayfilter.settings import value_types as kinds
+from replayfilter.service.config.model import Config
 from replayfilter.settings.durations import duration_text, parse_bytes, parse_count, parse_duration
-from replayfilter.spark.counts import REASONS
+from replayfilter.settings.value_types import as_option
+from replayfilter.spark.error_reasons import REASONS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DURATION = "^[0-9]{1,30} ?(d|h|m|s|ms|us)$"
@@ -29,7 +29,7 @@ INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 
 
 class _AsWritten(GenerateJsonSchema):
-    """Values as they stand in the file, where pydantic only sees what its validators make of them."""
+    """Describes values as in the file; pydantic by itself describes what its validators turn them into."""
 
     def function_before_schema(self, schema: Any) -> JsonSchemaValue:
         validator = schema["function"]["function"]
@@ -38,8 +38,8 @@ class _AsWritten(GenerateJsonSchema):
         if validator in (parse_bytes, parse_count):
             pattern = SIZE if validator is parse_bytes else COUNT
             return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 0}]}
-        if validator is kinds.option:
-            # security.protocol = "SSL" without quotes is a table in a table.
+        if validator is as_option:
+            # Without quotes, security.protocol = "SSL" is a table within a table.
             return {"type": ["string", "number", "boolean", "object"]}
         return super().function_before_schema(schema)
 
@@ -54,12 +54,12 @@ class _AsWritten(GenerateJsonSchema):
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON Schema of a config file. Nothing is required there: the environment may give it."""
-    made = config.Config.model_json_schema(schema_generator=_AsWritten)
+    """The JSON Schema of a config file. No key is required: the environment may set it instead."""
+    made = Config.model_json_schema(schema_generator=_AsWritten)
     for section in made["$defs"].values():
         for key in section["properties"].values():
             key.pop("title", None)
-            key.pop("ge", None)  # of the number that a text becomes
+            key.pop("ge", None)  # limits of the number, not of the text
             key.pop("gt", None)
             if key.get("pattern") == DURATION and isinstance(key.get("default"), int):
                 key["default"] = duration_text(key["default"])
@@ -86,7 +86,7 @@ def event_schemas() -> dict[str, Any]:
                 {"name": "amount", "type": "double"},
                 {"name": "city", "type": "string"},
                 {"name": "items", "type": {"type": "array", "items": "long"}},
-                {"name": "attempt", "type": "int", "default": 1, "doc": "1; more when it was sent again."},
+                {"name": "attempt", "type": "int", "default": 1, "doc": "1, or more if it was sent again."},
             ],
         },
         "order.schema.json": {
@@ -110,9 +110,9 @@ def event_schemas() -> dict[str, Any]:
 def header_schemas() -> dict[str, Any]:
     """The headers of records in the error topic; values are UTF-8."""
     about = {
-        "rf-reason": "Why, in one of few words that don't change.",
-        "rf-message": "Why, in a sentence for people: field, value found, value expected.",
-        "rf-stage": "Where it was found: when the record was read, or when it was decided.",
+        "rf-reason": "The reason, as a name that doesn't change.",
+        "rf-message": "The reason, as a sentence for people: field, value found, value expected.",
+        "rf-stage": "When it was found: while the record was decoded, or while it was routed.",
     }
     reasons, stages = sorted(REASONS), ["decode", "route"]
     types: dict[str, Any] = {
@@ -128,7 +128,7 @@ def header_schemas() -> dict[str, Any]:
     return {
         "error-headers.schema.json": {
             "$schema": DIALECT,
-            "title": "Headers of a record in the error topic, behind its own",
+            "title": "Headers of a record in the error topic, after its own",
             "type": "object",
             "properties": {name: types[name] | {"description": about[name]} for name in about},
             "required": list(about),
@@ -137,7 +137,7 @@ def header_schemas() -> dict[str, Any]:
             "type": "record",
             "name": "ErrorHeaders",
             "namespace": "replayfilter",
-            "doc": "To store headers as Avro, which does not allow the hyphen in their names.",
+            "doc": "For headers stored as Avro, which doesn't allow hyphens in names.",
             "fields": [
                 {"name": name.replace("-", "_"), "type": avro[name], "doc": about[name]} for name in about
             ],
@@ -146,7 +146,7 @@ def header_schemas() -> dict[str, Any]:
 
 
 def stamp_schemas() -> dict[str, Any]:
-    """The stamp, in a record's key or in its header rf-stamp."""
+    """The stamp, in a record's key or in its rf-stamp header."""
     layout = "big-endian: pid int64, source partition int32, source offset int64"
     return {
         "stamp.avsc": {
@@ -158,11 +158,11 @@ def stamp_schemas() -> dict[str, Any]:
         },
         "stamp.schema.json": {
             "$schema": DIALECT,
-            "title": "A stamp's parts",
+            "title": "The parts of a stamp",
             "description": f"On the wire they are {STAMP_BYTES} bytes, {layout}.",
             "type": "object",
             "properties": {
-                "pid": INT64 | {"description": "Which job read which source."},
+                "pid": INT64 | {"description": "Producer id: identifies a job and the topic that it reads."},
                 "partition": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
                 "offset": INT64,
             },
@@ -173,7 +173,7 @@ def stamp_schemas() -> dict[str, Any]:
 
 
 def contents() -> dict[str, str]:
-    """Each file's name and what is in it."""
+    """The content of each file, by its name."""
     made = {"config.schema.json": config_schema()} | event_schemas() | header_schemas() | stamp_schemas()
     return {name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in made.items()}
 

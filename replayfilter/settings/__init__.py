@@ -1,1 +1,1 @@
-"""What all configuration files share: durations, value types, messages."""
+"""What all configuration files share: reading TOML, durations, value types, variables, messages."""

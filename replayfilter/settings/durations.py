@@ -1,23 +1,23 @@
-"""Lengths in a config: times such as "48h", plain counts, and sizes such as "256MB".
+"""Lengths in a config: durations such as "48h", plain counts, and sizes such as "256MB".
 
-A time is held as a whole number of microseconds and turned into units of the expiry key exactly, or not
-at all: a period that is rounded would expire other records than the config says.
+A duration is a whole number of microseconds. It must convert to the unit of the expiry key exactly: with a
+rounded period, other records would expire than the config says.
 """
 
 from __future__ import annotations
 
 import re
 
-from replayfilter.core.clock.expiry import UNIT_NS
+from replayfilter.core.clock.units import UNIT_NS
 
 _TIMES_US = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
 _SIZES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_MAX = 2**63 - 1  # what state and Spark can hold
+_MAX = 2**63 - 1  # the largest number that the state and Spark can store
 _AMOUNT = re.compile(r"([0-9]{1,30}) ?([A-Za-z]*)", re.ASCII)
 
 
 def parse_duration(text: object) -> int:
-    """A time such as "48h", "5m", "10s", "250ms", "7us" or "1d" as microseconds; ValueError if it is none.
+    """A duration such as "48h", "5m", "10s", "250ms", "7us" or "1d" in microseconds; ValueError for others.
 
     >>> parse_duration("48h")
     172800000000
@@ -29,7 +29,7 @@ def parse_duration(text: object) -> int:
 
 
 def parse_bytes(text: object) -> int:
-    """A size such as "256MB", "1GiB" or a plain number of bytes; ValueError if it is none.
+    """A size such as "256MB", "1GiB" or a plain number, in bytes; ValueError for others.
 
     >>> parse_bytes("256MB")
     256000000
@@ -41,7 +41,7 @@ def parse_bytes(text: object) -> int:
 
 
 def duration_text(us: int) -> str:
-    """Microseconds as they are written in a config, with the largest unit that needs no fraction.
+    """Microseconds as a config has them, in the largest unit that needs no fraction.
 
     >>> duration_text(172_800_000_000)
     '2d'
@@ -50,7 +50,7 @@ def duration_text(us: int) -> str:
 
 
 def bytes_text(size: int) -> str:
-    """Bytes as they are written in a config, with the largest decimal unit that needs no fraction.
+    """Bytes as a config has them, in the largest decimal unit that needs no fraction.
 
     >>> bytes_text(256_000_000)
     '256MB'
@@ -61,7 +61,7 @@ def bytes_text(size: int) -> str:
 
 
 def parse_count(value: object) -> int:
-    """A plain whole number, as TOML's integer or as text from the environment; ValueError if it is none."""
+    """A whole number without a unit: an integer in TOML, text in the environment; ValueError for others."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _bounded(value)
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,30}", value, re.ASCII):
@@ -72,7 +72,7 @@ def parse_count(value: object) -> int:
 def length_in_units(value: object, unit: str) -> int:
     """``value`` as a whole number of ``unit``: a duration for units of time, a plain integer for "integer".
 
-    ValueError if it is of the other kind, or not a whole number of units.
+    ValueError for the other of the two, and for a duration that is not a whole number of units.
 
     >>> length_in_units("1h", "ms")
     3600000

@@ -1,4 +1,4 @@
-"""How a fault in the configuration is said: path, value with secrets masked, what is wrong, what to do."""
+"""The form of an error in a configuration: path and value (secrets masked), what is wrong, what to do."""
 
 from __future__ import annotations
 
@@ -9,33 +9,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-PREFIX = "REPLAYFILTER_"
+from replayfilter.settings.variables import PREFIX, is_reference, is_set_by_variable, variable_of
+
 Keys = Mapping[str, list[str]]  # the keys of each section
 
-_VARIABLE = re.compile(r"\$\{[^}]*\}")
+_SHOWN_CHARACTERS = 80
 _SECRET = re.compile(
     r"password|passphrase|secret|token|credential|jaas|user\.info|ssl\.key|\.pem$", re.IGNORECASE
 )
 _IN_URL = re.compile(r"//[^/@]*@")
 
 
-def variable_of(path: str) -> str:
-    """The environment variable that sets a dotted path.
-
-    >>> variable_of("kafka.bootstrap")
-    'REPLAYFILTER_KAFKA__BOOTSTRAP'
-    """
-    return PREFIX + path.upper().replace(".", "__")
-
-
-def shown(path: str, value: object) -> str:
-    """``path = value`` as TOML has it, secrets masked; and the variable, where the value came from one."""
+def format_setting(path: str, value: object) -> str:
+    """``path = value`` as in TOML, with secrets masked, and the variable that set it, if one did."""
     text = json.dumps(_masked(path, value), default=str, ensure_ascii=False)
-    if len(text) > 80:
-        text = text[:77] + "..."
-    variable = variable_of(path)
-    given = any(name.upper() == variable for name in os.environ)
-    return f"{path} = {text} (from {variable})" if given else f"{path} = {text}"
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[: _SHOWN_CHARACTERS - 3] + "..."
+    source = f" (from {variable_of(path)})" if is_set_by_variable(path) else ""
+    return f"{path} = {text}{source}"
 
 
 def _masked(path: str, value: object) -> object:
@@ -43,30 +34,35 @@ def _masked(path: str, value: object) -> object:
         return {key: _masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, str) and _IN_URL.search(value):
         value = _IN_URL.sub("//***@", value)
-    if not _SECRET.search(path) or (isinstance(value, str) and _VARIABLE.fullmatch(value)):
+    if not _SECRET.search(path) or (isinstance(value, str) and is_reference(value)):
         return value
     return "***"
 
 
-def explain(error: Any, keys: Keys) -> tuple[str, str]:
-    """One of pydantic's errors as its path and a sentence."""
-    path = ".".join(str(part) for part in error["loc"] if part != "[key]")
-    setting = shown(path, error["input"])
+def explain(error: Any, keys: Keys) -> str:
+    """The message for one of pydantic's errors."""
+    path = path_of(error)
+    setting = format_setting(path, error["input"])
     match error["type"]:
         case "extra_forbidden":
-            return path, f"{setting}: no such key; {did_you_mean(path, keys)}"
+            return f"{setting}: no such key; {did_you_mean(path, keys)}"
         case "literal_error":
-            return path, f"{setting}: not one of the choices; use {error['ctx']['expected']}"
+            return f"{setting}: not one of the choices; use {error['ctx']['expected']}"
         case "value_error":
-            return path, f"{setting}: {error['ctx']['error']}"
+            return f"{setting}: {error['ctx']['error']}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return path, f"{setting}: not a table; write [{path}] and its keys below"
+            return f"{setting}: not a table; write [{path}] and its keys below"
     wanted = str(error["msg"]).removeprefix("Input should be ").split(", unable")[0]
-    return path, f"{setting}: must be {wanted}; change it"
+    return f"{setting}: must be {wanted}; change it"
+
+
+def path_of(error: Any) -> str:
+    """The dotted path of the value that one of pydantic's errors is about."""
+    return ".".join(str(part) for part in error["loc"] if part != "[key]")
 
 
 def did_you_mean(path: str, keys: Keys) -> str:
-    """The nearest key to an unknown one, or what there is to choose from."""
+    """A remedy for an unknown key: the most similar one, or a list of those that exist."""
     section, _, key = path.partition(".")
     known = [f"{name}.{own}" for name, names in keys.items() for own in names]
     if key:
@@ -81,20 +77,23 @@ def did_you_mean(path: str, keys: Keys) -> str:
 
 
 def unknown_variables(keys: Keys) -> dict[str, str]:
-    """Variables named like settings, of a section that there is not: pydantic would pass over them."""
-    faults = {}
+    """An error for each variable that names a section that doesn't exist: pydantic would ignore it."""
+    errors = {}
     for name in os.environ:
         section, delimiter, key = name.upper().removeprefix(PREFIX).lower().partition("__")
         if name.upper().startswith(PREFIX) and delimiter and section not in keys:
             path = f"{section}.{key}".replace("__", ".")
-            faults[path] = f"{name} (environment): no such key; {did_you_mean(path, keys)}"
-    return faults
+            errors[path] = f"{name} (environment): no such key; {did_you_mean(path, keys)}"
+    return errors
 
 
-def in_order(faults: Mapping[str, str], keys: Keys) -> list[str]:
-    """The sentences, sorted as the keys stand in the documentation, unknown ones after their section's."""
+def in_documented_order(errors: Mapping[str, str], keys: Keys) -> list[str]:
+    """The messages, in the order in which the documentation lists the keys; unknown keys come last.
 
-    def place(path: str) -> tuple[int, int, str]:
+    ``errors`` maps the path of each wrong value to its message.
+    """
+
+    def position(path: str) -> tuple[int, int, str]:
         section, _, key = path.partition(".")
         own = keys.get(section, [])
         key = key.split(".")[0]
@@ -104,4 +103,4 @@ def in_order(faults: Mapping[str, str], keys: Keys) -> list[str]:
             path,
         )
 
-    return [faults[path] for path in sorted(faults, key=place)]
+    return [errors[path] for path in sorted(errors, key=position)]

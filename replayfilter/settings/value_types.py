@@ -1,4 +1,4 @@
-"""Kinds of values in a config: topics, times, sizes, lists, as they are written and as they are checked."""
+"""Types of values in a config, with their checks: topics, durations, sizes, lists, addresses."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from replayfilter.core.watermark.low_watermark import Completeness
 from replayfilter.settings.durations import parse_bytes, parse_duration
 
 _TOPIC = r"[A-Za-z0-9._-]{1,249}"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # room is left for "-<lane>" in a transactional id
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # leaves room for "-<lane>" in a transactional id
 _MASTER = r"local(\[(\*|[1-9][0-9]*)(, ?[1-9][0-9]*)?\])?|yarn|(spark|k8s)://.+"
 _SERVER = r" *([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5} *"
 _URL = r" *(https?|mock)://[^\s,@]+ *"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):", re.ASCII)
 
 
-def like(pattern: str, complaint: str) -> AfterValidator:
-    """A text that a pattern fits as a whole; ``complaint`` says what to write instead."""
+def matching(pattern: str, message: str) -> AfterValidator:
+    """Requires that the whole text matches ``pattern``; ``message`` says what to write instead."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text, re.ASCII) or text in (".", ".."):
-            raise ValueError(complaint)
+            raise ValueError(message)
         return text
 
     return AfterValidator(check)
 
 
 def _checkpoint(text: str) -> str:
-    """A place for a checkpoint; ValueError for a URL of another scheme."""
+    """A path or URL for a checkpoint; ValueError for a URL of another scheme."""
     scheme = _SCHEME.match(text)
     if scheme and scheme[1].lower() not in ("file", "hdfs", "s3a"):
-        raise ValueError("not a place for checkpoints; use a path, or a file:/, hdfs:/ or s3a: URL")
+        raise ValueError("not a checkpoint location; use a path, or a file:/, hdfs:/ or s3a: URL")
     return text
 
 
-def items(value: object) -> object:
-    """A list may come as one text, from the environment: JSON, or items with commas between them."""
+def as_list(value: object) -> object:
+    """A list; one that comes as text, from the environment, is JSON or separated by commas."""
     if not isinstance(value, str):
         return value
     if not value.lstrip().startswith("["):
@@ -51,38 +51,46 @@ def items(value: object) -> object:
         raise ValueError('not a JSON list; write ["a", "b"] or a,b') from None
 
 
-def option(value: object) -> object:
-    """Clients' settings are texts; TOML's numbers and booleans are taken for theirs."""
+def as_option(value: object) -> object:
+    """A client setting as text, which is how clients take them: 5 is "5", true is "true"."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
 
 
-_NOT_TOPIC = "not a topic's name; use up to 249 of a-z A-Z 0-9 . _ and -"
-Topic = Annotated[str, like(_TOPIC, _NOT_TOPIC)]
-TopicOrNone = Annotated[str, like(f"|{_TOPIC}", f'{_NOT_TOPIC}, or "" for none')]
+_NOT_TOPIC = "not a topic name; use up to 249 of a-z A-Z 0-9 . _ and -"
+Topic = Annotated[str, matching(_TOPIC, _NOT_TOPIC)]
+TopicOrNone = Annotated[str, matching(f"|{_TOPIC}", f'{_NOT_TOPIC}, or "" for none')]
 Duration = Annotated[int, BeforeValidator(parse_duration)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Options = dict[str, Annotated[str, BeforeValidator(option)]]
+Options = dict[str, Annotated[str, BeforeValidator(as_option)]]
 
 
-Texts = Annotated[list[str], NoDecode, BeforeValidator(items)]
-Topics = Annotated[list[Topic], NoDecode, BeforeValidator(items)]
+Texts = Annotated[list[str], NoDecode, BeforeValidator(as_list)]
+Topics = Annotated[list[Topic], NoDecode, BeforeValidator(as_list)]
 Share = Annotated[str, AfterValidator(lambda text: Completeness(text).text)]
 Checkpoint = Annotated[str, AfterValidator(_checkpoint)]
 ServiceName = Annotated[
-    str, like(_NAME, "not a service's name; use up to 200 of a-z A-Z 0-9 . _ -, first a letter or digit")
+    str,
+    matching(
+        _NAME, "not a service name; use up to 200 of a-z A-Z 0-9 . _ -, starting with a letter or digit"
+    ),
 ]
 Master = Annotated[
-    str, like(_MASTER, "not a Spark master; use local[*], local[4], spark://host:7077, yarn or k8s://...")
+    str, matching(_MASTER, "not a Spark master; use local[*], local[4], spark://host:7077, yarn or k8s://...")
 ]
 Brokers = Annotated[
-    str, like(f"{_SERVER}(,{_SERVER})*", 'not brokers; write "host:port", several with commas between them')
+    str,
+    matching(
+        f"{_SERVER}(,{_SERVER})*", 'not a list of brokers; write "host:port", several separated by commas'
+    ),
 ]
 Registries = Annotated[
     str,
-    like(rf"|{_URL}(,{_URL})*", 'not a registry; write "http://host:8081", credentials in avro.options'),
+    matching(
+        rf"|{_URL}(,{_URL})*", 'not a registry URL; write "http://host:8081", and credentials in avro.options'
+    ),
 ]
 Address = Annotated[
-    str, like(r"[A-Za-z0-9._:-]+", 'not an address; use "127.0.0.1", "0.0.0.0" for all, or a host name')
+    str, matching(r"[A-Za-z0-9._:-]+", 'not an address; use "127.0.0.1", "0.0.0.0" for all, or a host name')
 ]

@@ -1,4 +1,4 @@
-"""The watermark server's configuration: a TOML file of its own. docs/reference/watermark-server.md describes each key.
+"""The configuration of the watermark server. docs/reference/watermark-server.md describes each key.
 
 ``load(path)`` gives a checked ``ServerConfig``, or raises ``ConfigError`` with every fault that there is.
 """
@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,9 +16,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from replayfilter.core.watermark.low_watermark import Completeness
 from replayfilter.core.watermark.stages import Stages
 from replayfilter.errors import ConfigError
-from replayfilter.service.config.checks import VARIABLE
 from replayfilter.settings.durations import parse_bytes, parse_duration
-from replayfilter.settings.messages import explain, shown
+from replayfilter.settings.messages import explain, format_setting, path_of
+from replayfilter.settings.toml_file import read_toml
+from replayfilter.settings.variables import expand, unset_variables
 from replayfilter.watermark.roster_file import NAME, read_roster
 
 _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
@@ -75,7 +74,7 @@ class ServerConfig(_Section):
 
     def token(self) -> str:
         """The bearer token, with ${VARIABLE} replaced; "" for none. A secret: never print it."""
-        return VARIABLE.sub(lambda found: os.environ[found[1]], self.server.token)
+        return expand(self.server.token)
 
 
 _KEYS = {"server": list(Server.model_fields), "stages": ["<name>"]}
@@ -84,17 +83,7 @@ _KEYS = {"server": list(Server.model_fields), "stages": ["<name>"]}
 def load(path: str | Path) -> ServerConfig:
     """The configuration in the TOML file ``path``; ConfigError with all faults if there are any."""
     path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError([f"{path}: there is no such file; give the path of a TOML config"]) from None
-    except OSError as error:
-        remedy = "check the path and its permissions"
-        raise ConfigError([f"{path}: can't be read ({error.strerror}); {remedy}"]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8"]) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path}: not TOML: {error}; mend that place (https://toml.io)"]) from None
+    data = read_toml(path)
     try:
         config = ServerConfig(**_placed(data, path.absolute().parent))
     except ValidationError as error:
@@ -117,23 +106,21 @@ def _placed(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _sentence(fault: Any) -> str:
-    path = ".".join(str(part) for part in fault["loc"])
+    path = path_of(fault)
     if fault["type"] == "missing":
         return f"{path}: missing; declare at least one, for example [stages.web] with roster = [...]"
     if fault["type"] == "extra_forbidden" and fault["loc"][0] == "stages":
-        return (
-            f"{shown(path, fault['input'])}: no such key; a stage has {', '.join(StageConfig.model_fields)}"
-        )
-    return explain(fault, _KEYS)[1]
+        setting = format_setting(path, fault["input"])
+        return f"{setting}: no such key; a stage has {', '.join(StageConfig.model_fields)}"
+    return explain(fault, _KEYS)
 
 
 def _cross_check(config: ServerConfig) -> Iterator[str]:
     server = config.server
     if not config.stages:
         yield "stages: none are declared; add one, for example [stages.web] with roster = [...]"
-    for name in VARIABLE.findall(server.token):
-        if name not in os.environ:
-            yield f"server.token: there is no variable {name} in the environment; set it"
+    for name in unset_variables(server.token):
+        yield f"server.token: there is no variable {name} in the environment; set it"
     if not server.token and not _is_loopback(server.host):
         yield (
             f'server.host = "{server.host}": others can reach it, and no token is set; set server.token, '
@@ -161,7 +148,7 @@ def _roster_faults(name: str, stage: StageConfig) -> Iterator[str]:
             yield f"{path}: {error}"
     for origin in stage.roster if isinstance(stage.roster, list) else ():
         if not NAME.fullmatch(origin):
-            yield f"{shown(path, origin)}: not an origin's name; use 1 to 256 characters"
+            yield f"{format_setting(path, origin)}: not an origin's name; use 1 to 256 characters"
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from replayfilter.errors import ConfigError, MissingDependency
 from replayfilter.formats import AvroSpec, KeySpec, build_extractor
-from replayfilter.service.config.model import load
+from replayfilter.service.config.loader import load
 from tests.support.example_plan import EXAMPLE, settings_with
 
 SCHEMA = '{"type": "record", "name": "E", "fields": [{"name": "event_id", "type": "string"}]}'

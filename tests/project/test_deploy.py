@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from replayfilter.service.config.model import load
+from replayfilter.service.config.loader import load
 from replayfilter.service.monitor.metrics import LABELS, METRICS, PREFIX
 from tests.support.paths import ROOT
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replayfilter.service.config.model import load
+from replayfilter.service.config.loader import load
 from replayfilter.watermark.server_config import load as load_watermark
 from tests.support.paths import ROOT
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from replayfilter.service.cli.main import app
-from replayfilter.service.config.model import Config, keys_by_section, sections
+from replayfilter.service.config.model import Config, keys_by_section, section_types
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -33,7 +33,7 @@ def test_the_tables_of_keys_are_as_the_code_makes_them() -> None:
     remake = runpy.run_path(str(DOCS / "remake.py"))
     text = CONFIGURATION.read_text("utf-8")
     assert remake["page"](text) == text, "run `make docs`"
-    with pytest.raises(ValueError, match="has places for the keys of"):
+    with pytest.raises(ValueError, match="has marks for the keys of"):
         remake["page"](text.replace("<!-- keys of replay,", "<!-- keys of replays,"))
 
 
@@ -41,7 +41,7 @@ def test_every_example_in_the_tables_is_taken() -> None:
     for path, *_, example in rows():
         section, key = path.split(".")
         value = tomllib.loads(f"value = {example.strip('`')}")["value"]
-        assert getattr(sections()[section].model_validate({key: value}), key) is not None, path
+        assert getattr(section_types()[section].model_validate({key: value}), key) is not None, path
 
 
 def test_every_default_in_the_docs_is_the_real_one() -> None:

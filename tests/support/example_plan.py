@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from replayfilter.service.config.model import Config
+from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.checkpoint import identity_of
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import Findings
@@ -20,7 +20,7 @@ def settings_with(**sections: dict[str, Any]) -> PipelineSettings:
     data = tomllib.loads(EXAMPLE.read_text())
     for section, keys in sections.items():
         data.setdefault(section, {}).update(keys)
-    config = Config(**data)
+    config = config_from(data)
     identity = identity_of(config, "cluster", {"orders": "id"}, cores=3, kept=None)
     partitions = dict.fromkeys([*config.input.topics, *config.output_topics().values()], 5)
     return pipeline_settings_of(config, Findings([], identity=identity, partitions=partitions))

@@ -1,1 +1,1 @@
-"""The ``replayfilter`` command, one module for each family of commands."""
+"""The ``replayfilter`` command: main.py is its frame, and each family of commands has a module."""

@@ -1,4 +1,4 @@
-"""The command line as users meet it: exit codes, messages, where they go, and how signals end a run."""
+"""The command line: exit codes, messages and where they go, and signals."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 from typer.testing import CliRunner
 
 import replayfilter
-from replayfilter.service.cli import main as cli
+from replayfilter.service.cli import run_commands
+from replayfilter.service.cli.main import app
 from replayfilter.service.runtime.checkpoint import LOCK, LOCK_SECONDS, locked
-from tests.support.paths import ROOT
+from tests.support.configs import EXAMPLE
 
-EXAMPLE = ROOT / "examples" / "orders.toml"
-NOBODY = "127.0.0.1:1"  # no broker listens there
+NO_BROKER = "127.0.0.1:1"  # nothing listens there
 
 runner = CliRunner()
 
 
 def config_in(folder: Path, **changes: str) -> Path:
-    """The example, its checkpoint in ``folder`` and a bootstrap where nobody is; further text replaced."""
+    """The example with its checkpoint in ``folder`` and no broker; ``changes`` replace other texts."""
     text = EXAMPLE.read_text().replace("checkpoint/orders", str(folder / "checkpoint"))
-    text = text.replace("localhost:9092", NOBODY)
+    text = text.replace("localhost:9092", NO_BROKER)
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
@@ -37,24 +37,37 @@ def config_in(folder: Path, **changes: str) -> Path:
     return path
 
 
-def test_check_of_a_right_config() -> None:
-    result = runner.invoke(cli.app, ["check", str(EXAMPLE)])
+def test_check_of_a_valid_config() -> None:
+    result = runner.invoke(app, ["check", str(EXAMPLE)])
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "no faults" in result.stdout
+    assert result.stdout == f"{EXAMPLE}: no errors found\n"
 
 
-def test_check_tells_every_fault_on_a_line_of_stderr(tmp_path: Path) -> None:
+def test_check_prints_each_error_on_a_line_of_stderr(tmp_path: Path) -> None:
     path = config_in(tmp_path, event_id="", period="perod")
-    result = runner.invoke(cli.app, ["check", str(path)])
+    result = runner.invoke(app, ["check", str(path)])
     assert (result.exit_code, result.stdout) == (2, "")
     heads = [line.split(":")[0] for line in result.stderr.splitlines()]
     assert heads == ["dedup.key.0", "dedup.period", 'dedup.perod = "1h"']
 
 
+def test_check_and_run_warn_of_an_old_name(tmp_path: Path) -> None:
+    warning = (
+        "warning: dedup.remember_origin is now dedup.remember_first; "
+        "the old name goes away in the next version"
+    )
+    path = config_in(tmp_path, **{'unit = "ms"': 'unit = "ms"\nremember_origin = true'})
+    checked = runner.invoke(app, ["check", str(path)])
+    assert (checked.exit_code, checked.stderr) == (0, f"{warning}\n")
+    started = runner.invoke(app, ["run", "--log-format", "text", str(path)])
+    assert started.exit_code == 1, "there is no broker"
+    assert warning in started.stderr.splitlines()
+
+
 def test_a_wrong_config_stops_every_command_before_it_does_anything(tmp_path: Path) -> None:
     path = config_in(tmp_path, period="perod")
     for command in ("run", "topics", "check"):
-        result = runner.invoke(cli.app, [command, str(path)])
+        result = runner.invoke(app, [command, str(path)])
         assert result.exit_code == 2, command
         assert "did you mean dedup.period?" in result.stderr
     assert not (tmp_path / "checkpoint").exists()
@@ -70,78 +83,87 @@ def test_a_wrong_config_stops_every_command_before_it_does_anything(tmp_path: Pa
         ["check", "missing.toml"],
     ],
 )
-def test_wrong_usage_is_two(arguments: list[str]) -> None:
-    result = runner.invoke(cli.app, arguments)
+def test_the_exit_code_for_wrong_usage_is_2(arguments: list[str]) -> None:
+    result = runner.invoke(app, arguments)
     assert result.exit_code == 2
     assert result.stderr
     assert "Traceback" not in result.output
 
 
 def test_version() -> None:
-    result = runner.invoke(cli.app, ["--version"])
+    result = runner.invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"replayfilter {replayfilter.__version__}\n")
 
 
-def test_an_unforeseen_error_is_one_line_without_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: object) -> None:
+def test_an_unexpected_error_is_one_line_without_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(cli, "load", fail)
-    plain = runner.invoke(cli.app, ["check", "x"])
+    monkeypatch.setattr(run_commands, "load", fail)
+    plain = runner.invoke(app, ["check", "x"])
     assert plain.exit_code == 1
     assert plain.stderr.count("\n") == 1
     assert "RuntimeError: first line" in plain.stderr
-    debug = runner.invoke(cli.app, ["--debug", "check", "x"])
+    debug = runner.invoke(app, ["--debug", "check", "x"])
     assert debug.exit_code == 1
     assert "Traceback" in debug.stderr
     assert "second line" in debug.stderr
 
 
-def test_the_demo_s_verdict_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_of_demo_is_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     from replayfilter.demo import walkthrough as demo
 
     for verdict, code in ((True, 0), (False, 1)):
         monkeypatch.setattr(demo, "run_demo", lambda records, console, verdict=verdict: verdict)
-        assert runner.invoke(cli.app, ["demo"]).exit_code == code
+        assert runner.invoke(app, ["demo"]).exit_code == code
 
 
-def test_check_is_quick_because_it_imports_no_spark() -> None:
-    code = "import sys; import replayfilter.service.cli.main as c; c.load(sys.argv[1]); print(*sys.modules)"
+def test_check_is_fast_because_it_imports_no_spark() -> None:
+    code = """
+    import sys
+    from replayfilter.service.cli.main import app
+    app(["check", sys.argv[1]], standalone_mode=False)
+    print(*sys.modules)
+    """
     modules = subprocess.run(
-        [sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(code), EXAMPLE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     ).stdout.split()
     heavy = {"pyspark", "pandas", "pyarrow", "confluent_kafka", "uvicorn"} & set(modules)
     assert not heavy
 
 
-def test_what_is_wrong_around_it_is_told_all_at_once(tmp_path: Path) -> None:
+def test_all_errors_outside_the_config_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file where a folder should be")
     started = time.monotonic()
-    result = runner.invoke(cli.app, ["run", str(config_in(tmp_path))])
+    result = runner.invoke(app, ["run", str(config_in(tmp_path))])
     assert result.exit_code == 1
     checkpoint, broker = result.stderr.splitlines()
     assert "can't be written" in checkpoint
-    assert NOBODY in broker
+    assert NO_BROKER in broker
     assert "correct kafka.bootstrap" in broker
     assert time.monotonic() - started < 60
 
 
-def test_a_checkpoint_that_another_process_works_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replayfilter.service.checkpoint.locked", partial(locked, patience=0.2))
+def test_a_checkpoint_that_another_process_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayfilter.service.runtime.checkpoint.locked", partial(locked, timeout=0.2))
     config = config_in(tmp_path)
     holder = hold_lock(tmp_path / "checkpoint")
     try:
-        result = runner.invoke(cli.app, ["run", str(config)])
+        result = runner.invoke(app, ["run", str(config)])
     finally:
         holder.kill()
         holder.wait()
     assert result.exit_code == 1
     assert f"in use by process {holder.pid}" in result.stderr
-    with locked(tmp_path / "checkpoint", 0):  # kill -9 has freed it
+    with locked(tmp_path / "checkpoint", 0):  # kill -9 has released it
         pass
 
 
-def test_whoever_wants_the_lock_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+def test_the_lock_waits_for_a_process_that_is_about_to_end(tmp_path: Path) -> None:
     holder = hold_lock(tmp_path)
     threading.Timer(0.4, holder.kill).start()
     started = time.monotonic()
@@ -169,25 +191,25 @@ def hold_lock(folder: Path) -> subprocess.Popen[str]:
 
 # ---- signals -----------------------------------------------------------------------------------------
 
-# A query whose batch takes as long as it is told; it ends only after its batch, as the real one does.
+# A query whose batch takes a given time. Like the real one, it ends only after its batch.
 FAKE = """
 import sys, threading, time
 from replayfilter.service.monitor.status import Status
 from replayfilter.service.runtime.supervision import StopSignals, Supervisor
 
 class Query:
-    starts_anew = False
-    heard = time.time()
+    restart_requested = False
+    last_response_at = time.time()
     def __init__(self):
-        self.asked = threading.Event()
+        self.stopping = threading.Event()
     def start(self, once):
         print("batch begins", flush=True)
     def await_end(self):
-        self.asked.wait(60)
+        self.stopping.wait(60)
         time.sleep(float(sys.argv[1]))
         print("batch done", flush=True)
     def stop_after_batch(self):
-        self.asked.set()
+        self.stopping.set()
 
 with StopSignals() as signals:
     Supervisor(Query(), signals, Status("s", 1, {}, 0), print).run(once=False)
@@ -213,14 +235,14 @@ def test_one_signal_lets_the_batch_finish(number: int) -> None:
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "batch done\nended\n")
-    assert "stopping after the batch in hand" in err
+    assert "stopping after the current batch" in err
 
 
 def test_a_second_signal_does_not_wait() -> None:
     process = start_fake(60)
     assert process.stderr is not None
     process.send_signal(signal.SIGTERM)
-    assert "once more to stop now" in process.stderr.readline()
+    assert "again to stop now" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 128 + signal.SIGTERM
     process.communicate()

@@ -1,0 +1,98 @@
+"""Commands that inspect a service: top, verify and state. ``state`` can also change marks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from replayfilter.core.replay.mark_changes import apply_changes
+from replayfilter.errors import CheckpointError
+from replayfilter.service.cli.terminal import FAILED, ConfigFile, wide_console
+from replayfilter.service.config.loader import load
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(top)
+    app.command()(verify)
+    app.command()(state)
+
+
+def top(
+    path: ConfigFile, once: Annotated[bool, typer.Option("--once", help="Show it once, then exit.")] = False
+) -> None:
+    """Show live what a running service does. Needs http.port. Ctrl-C ends it."""
+    from replayfilter.service.monitor.top import watch
+
+    try:
+        watch(load(path), Console(), once)
+    except KeyboardInterrupt:
+        return
+
+
+def verify(path: ConfigFile) -> None:
+    """Check in Kafka that each input record is in exactly one output, unchanged and in order."""
+    from replayfilter.service.tools.verify import verify as verify_outputs
+
+    if not verify_outputs(load(path), Console()):
+        raise typer.Exit(FAILED)
+
+
+def state(
+    path: ConfigFile,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PID/PARTITION=OFFSET", help="Set the mark of a source; repeatable."),
+    ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option("--forget", metavar="PID/PARTITION", help="Forget the mark of a source; repeatable."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Change marks without asking.")] = False,
+) -> None:
+    """Show the marks and the state size of a stopped service, or change marks for its next start."""
+    from replayfilter.service.monitor.storage import measure
+    from replayfilter.service.runtime.checkpoint import (
+        IDENTITY,
+        SPARK,
+        CheckpointFolder,
+        local_folder,
+        locked,
+    )
+    from replayfilter.service.tools.marks import (
+        add_changes,
+        current_marks,
+        describe,
+        parse_changes,
+        print_marks,
+        print_sizes,
+        read_changes,
+    )
+
+    requests = parse_changes(set_ or [], forget or [])
+    config, console = load(path), wide_console()
+    folder = local_folder(config.service.checkpoint)
+    if folder is None or CheckpointFolder(folder).read(IDENTITY) is None:
+        raise CheckpointError(
+            f"service.checkpoint = {config.service.checkpoint}: no service has run there; run it first"
+        )
+    with locked(folder):
+        from replayfilter.spark.state_reader import read_shards
+
+        checkpoint = CheckpointFolder(folder)
+        finished = checkpoint.names(f"{SPARK}/commits")
+        shards = read_shards(folder / SPARK) if finished else []
+        marks, pending = current_marks(shards, read_changes(checkpoint))
+        if not requests:
+            print_marks(console, marks, pending)
+            print_sizes(console, shards, measure(folder / SPARK))
+            return
+        known = apply_changes(marks, pending, 0).as_dict()
+        for request in requests:
+            console.print(describe(request, known.get(request[:2])), highlight=False, soft_wrap=True)
+        if not yes and not typer.confirm("Save this for the next start?"):
+            raise typer.Exit(FAILED)
+        add_changes(checkpoint, requests, marks, pending)
+        console.print("saved to edits.jsonl in the checkpoint; the next start applies it", highlight=False)

@@ -1,0 +1,107 @@
+"""Commands that prepare and run a service: run, check and topics."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from replayfilter.errors import CheckpointError
+from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, ConfigFile, print_errors, wants_debug
+from replayfilter.service.config.loader import load
+
+
+class LogFormat(StrEnum):
+    """The format of the output of ``run``."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(run)
+    app.command()(check)
+    app.command()(topics)
+
+
+def run(
+    context: typer.Context,
+    path: ConfigFile,
+    once: Annotated[
+        bool, typer.Option("--once", help="Process all records that are there now, then exit.")
+    ] = False,
+    from_committed: Annotated[
+        bool,
+        typer.Option(
+            "--from-committed",
+            help="For a lost checkpoint: continue at the committed offsets, with an empty state.",
+        ),
+    ] = False,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format", help="text, json (one object per line), or auto: text on a terminal, else json."
+        ),
+    ] = LogFormat.AUTO,
+) -> None:
+    """Run the service. SIGTERM or Ctrl-C: finish the current batch, then exit."""
+    from replayfilter.service.runtime.checkpoint import IDENTITY, CheckpointFolder, local_folder, locked
+    from replayfilter.service.runtime.console import Reporter
+    from replayfilter.service.runtime.json_log import JsonLog
+    from replayfilter.service.runtime.plan import pipeline_settings_of
+    from replayfilter.service.runtime.preflight import inspect
+    from replayfilter.service.runtime.run import serve
+    from replayfilter.service.runtime.supervision import StopSignals
+    from replayfilter.service.tools.marks import read_changes
+
+    warnings: list[str] = []
+    config, console = load(path, warnings.append), Console()
+    as_json = log_format is LogFormat.JSON or (log_format is LogFormat.AUTO and not console.is_terminal)
+    reporter = JsonLog(config.service.name) if as_json else Reporter(console)
+    context.meta[PRINT_ERRORS] = reporter.error
+    folder = local_folder(config.service.checkpoint)
+    if folder is None:
+        raise CheckpointError(
+            f"service.checkpoint = {config.service.checkpoint}: only local folders are supported; use a path"
+        )
+    with ExitStack() as running:
+        signals = running.enter_context(StopSignals())
+        errors, lock = [], -1
+        try:
+            lock = running.enter_context(locked(folder))
+        except CheckpointError as error:  # reported together with the other errors
+            errors.append(str(error))
+        findings = inspect(config, from_committed)
+        for text in [*warnings, *findings.warnings]:
+            reporter.warning(f"warning: {text}")
+        if errors := list(dict.fromkeys([*errors, *findings.errors])):
+            reporter.error(*(text.replace("CONFIG", str(path)) for text in errors))
+            raise typer.Exit(FAILED)
+        assert findings.identity is not None
+        checkpoint = CheckpointFolder(folder)
+        checkpoint.write(IDENTITY, findings.identity.to_bytes())
+        level = "warn" if wants_debug(context) else "off"
+        plan = replace(
+            pipeline_settings_of(config, findings), log_level=level, mark_changes=read_changes(checkpoint)
+        )
+        serve(config, plan, findings, checkpoint, reporter, signals, once, lock)
+
+
+def check(path: ConfigFile) -> None:
+    """Check a config and report all its errors. Doesn't connect to Kafka or read the checkpoint."""
+    load(path, lambda text: print_errors(f"warning: {text}"))
+    typer.echo(f"{path}: no errors found")
+
+
+def topics(path: ConfigFile) -> None:
+    """Create the missing output topics, with as many partitions as the input topics have."""
+    from replayfilter.service.tools.topics import create_output_topics
+
+    for line in create_output_topics(load(path)):
+        typer.echo(line)

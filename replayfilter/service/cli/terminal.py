@@ -1,0 +1,35 @@
+"""What the commands share: exit codes, common arguments, and output to the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130  # exit codes
+PRINT_ERRORS = "replayfilter.print_errors"  # the key in a context's meta of a replacement for print_errors()
+_TABLE_WIDTH = 140
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The TOML file: see docs/reference/configuration.md.")
+]
+
+
+def print_errors(*messages: str, cause: BaseException | None = None) -> None:
+    """Print errors or warnings to stderr, one per line."""
+    console = Console(stderr=True)
+    for message in messages:
+        console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def wants_debug(context: Any) -> bool:
+    """Whether the user gave --debug."""
+    return bool(context.find_root().params.get("debug"))
+
+
+def wide_console() -> Console:
+    """A console that is wide enough for a table with pids, even if the terminal is not."""
+    console = Console()
+    return console if console.width >= _TABLE_WIDTH else Console(width=_TABLE_WIDTH)

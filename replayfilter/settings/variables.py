@@ -1,0 +1,47 @@
+"""Environment variables: those that set a key, and ``${NAME}`` inside a value.
+
+REPLAYFILTER_SECTION__KEY sets ``section.key``. ``${NAME}`` in a value is replaced by the variable NAME, so
+that a secret need not be in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+PREFIX = "REPLAYFILTER_"
+_REFERENCE = re.compile(r"\$\{([^}]*)\}")
+
+
+def variable_of(path: str) -> str:
+    """The environment variable that sets a dotted path.
+
+    >>> variable_of("kafka.bootstrap")
+    'REPLAYFILTER_KAFKA__BOOTSTRAP'
+    """
+    return PREFIX + path.upper().replace(".", "__")
+
+
+def is_set_by_variable(path: str) -> bool:
+    """Whether the environment sets a dotted path; the case of the variable's name doesn't matter."""
+    variable = variable_of(path)
+    return any(name.upper() == variable for name in os.environ)
+
+
+def expand(text: str) -> str:
+    """``text`` with each ${NAME} replaced; KeyError if a variable is not set. Don't log it."""
+    return _REFERENCE.sub(lambda found: os.environ[found[1]], text)
+
+
+def unset_variables(text: str) -> list[str]:
+    """The variables that ``text`` refers to and that are not set.
+
+    >>> unset_variables("${NO_SUCH_VARIABLE}:${PATH}")
+    ['NO_SUCH_VARIABLE']
+    """
+    return [name for name in _REFERENCE.findall(text) if name not in os.environ]
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` is one ${NAME} and nothing else, so that it holds no secret itself."""
+    return _REFERENCE.fullmatch(text) is not None
