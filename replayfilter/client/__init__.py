@@ -1,1 +1,1 @@
-"""For other teams' code, without Spark: a stamping producer, a filtering consumer, producer ids."""
+"""The library for jobs and consumers, without Spark: a stamping producer, a filtering consumer, pids."""

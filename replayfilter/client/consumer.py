@@ -6,11 +6,11 @@
         message = consumer.poll(1.0)      # no replay comes out
         if message is not None:
             handle(message)
-            consumer.commit()             # offsets and marks, in one
+            consumer.commit()             # offsets and marks together
 
-A partition's marks are written into the metadata of its committed offset, so whoever takes the partition
-over, in a rebalance or after a crash, has the marks that belong to the offset at which it goes on. What was
-not committed is handed out again, as with any Kafka consumer; a replay is not.
+The marks of a partition are stored in the metadata of its committed offset. So the consumer that gets the
+partition next, in a rebalance or after a crash, has the marks that belong to the offset where it starts.
+Records that were not committed are returned again, as with any Kafka consumer; replays are not.
 """
 
 from __future__ import annotations
@@ -23,61 +23,65 @@ from weakref import ref
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from replayfilter.client.offset_metadata import marks_from_text, marks_to_text
+from replayfilter.client.offset_metadata import Source, marks_from_text, marks_to_text
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.stamp import STAMP_HEADER, Stamp
 from replayfilter.errors import BrokerError, ConfigError, StampError
 
-METADATA_LIMIT = 4_095  # letters; Kafka's offset.metadata.max.bytes is 4096, and it takes one less
+METADATA_LIMIT = 4_095  # characters: one less than offset.metadata.max.bytes, which is 4096 by default
 MARK_TTL_HOURS = 48
 ANSWER_LIMIT_S = 30.0
-_ROOM = 1 << 41  # room is kept for marks up to 2**42: a million records a second for fifty days
-
-Place = tuple[str, int]  # topic and partition
+_LARGE_MARK = 1 << 41  # takes 6 bytes, as marks below 2**42 do: 50 days at a million records per second
 
 
 class Store(Protocol):
-    """A place of your own for offsets and marks, if metadata is too small or results are kept there too."""
+    """Your own storage for offsets and marks: for many sources, or to store them with your results."""
 
     def load(self, topic: str, partition: int) -> tuple[int, str] | None:
-        """The next offset and the marks last saved for a partition; None: nothing yet."""
+        """The next offset and the marks that were last saved for a partition; None if there are none."""
 
-    def save(self, entries: Mapping[Place, tuple[int, str]]) -> None:
-        """Keep next offset and marks of each partition, all or none; one transaction with your results."""
+    def save(self, entries: Mapping[InputPartition, tuple[int, str]]) -> None:
+        """Save the next offset and the marks of each partition, all or none.
+
+        Best in the same transaction as your results.
+        """
 
 
 class _Partition:
-    """What is known of an assigned partition: the next offset, and the marks of the records before it."""
+    """The state of an assigned partition: its next offset, and the marks of the records before it."""
 
     def __init__(self, position: int, text: str | None) -> None:
-        marks, self.seen = marks_from_text(text) if text else ({}, {})
+        marks, self.last_seen = marks_from_text(text) if text else ({}, {})  # hour of each source
         self.filter = ReplayFilter(marks)
         self.position = position
         self.committed = position
 
     def text(self, hour: int) -> str:
-        """The marks for the metadata."""
-        return marks_to_text(self.filter.marks, self.seen, hour)
+        """The marks as text."""
+        return marks_to_text(self.filter.marks, self.last_seen, hour)
 
     def forget(self, oldest: int) -> None:
-        """Forget the marks of sources not seen since that hour."""
-        for source in [source for source, hour in self.seen.items() if hour < oldest]:
-            del self.seen[source], self.filter.marks[source]
+        """Forget the marks of sources that were last seen before the hour ``oldest``."""
+        for source in [source for source, hour in self.last_seen.items() if hour < oldest]:
+            del self.last_seen[source], self.filter.marks[source]
 
 
 class FilteringConsumer:
-    """A confluent-kafka consumer whose ``poll`` leaves replays out.
+    """A confluent-kafka consumer whose ``poll`` leaves out replays.
 
-    ``settings`` are confluent-kafka's, with a ``group.id``; ``enable.auto.commit`` is off, since offsets
-    and marks move together in :meth:`commit` only (ConfigError if it is asked for), and without committed
-    offsets it starts at the earliest record unless ``auto.offset.reset`` says otherwise. ``stamp``: "key"
-    or "header". Records without a stamp pass. Marks idle for ``mark_ttl_hours`` are forgotten at a commit.
+    ``settings`` are confluent-kafka's, with a ``group.id``. ``enable.auto.commit`` is off, and ConfigError is
+    raised if it is set, since only :meth:`commit` commits offsets together with their marks. Without
+    committed offsets it starts at the earliest record, unless ``auto.offset.reset`` says otherwise.
+    ``stamp`` is "key" or "header". Records without a stamp pass. Marks that were idle for ``mark_ttl_hours``
+    are forgotten at a commit.
 
-    ``metadata_limit``: letters that the broker takes, one less than its ``offset.metadata.max.bytes``: about
-    400 sources a partition. ``store``: keep offsets and marks there instead.
+    ``metadata_limit`` is the number of characters that the broker accepts, one less than its
+    ``offset.metadata.max.bytes``; the default has room for about 400 sources per partition. With ``store``,
+    offsets and marks are saved there instead.
 
-    A source's records must lie in one partition, as :class:`StampingProducer` writes them.
-    ``counts`` has ``passed``, ``replays``, ``unstamped`` and ``gaps``. Not for several threads at once.
+    A source's records must be in one partition, as :class:`StampingProducer` writes them. ``counts`` has
+    ``passed``, ``replays``, ``unstamped`` and ``gaps``. Not for use by several threads at once.
     """
 
     def __init__(
@@ -89,16 +93,16 @@ class FilteringConsumer:
         metadata_limit: int = METADATA_LIMIT,
         store: Store | None = None,
     ) -> None:
-        faults = []
+        errors = []
         if stamp not in ("key", "header"):
-            faults.append(f"stamp = {stamp!r}: stamps are in the 'key' or a 'header'")
+            errors.append(f"stamp = {stamp!r}: use 'key' or 'header'")
         if str(settings.get("enable.auto.commit", False)).lower() not in ("false", "0"):
-            faults.append(
+            errors.append(
                 "setting enable.auto.commit of a filtering consumer: it would commit offsets without their "
                 "marks; leave it out and call commit()"
             )
-        if faults:
-            raise ConfigError(faults)
+        if errors:
+            raise ConfigError(errors)
         defaults = {"auto.offset.reset": "earliest"}
         try:
             self._consumer = Consumer(defaults | dict(settings) | {"enable.auto.commit": False})
@@ -113,16 +117,16 @@ class FilteringConsumer:
         self._limit = metadata_limit
         self._store = store
         self._before_revoke: Callable[[], None] | None = None
-        self._fault: BaseException | None = None  # of a callback: see _callback
-        self._partitions: dict[Place, _Partition] = {}
-        self._held: list[Message] = []
+        self._callback_error: BaseException | None = None
+        self._partitions: dict[InputPartition, _Partition] = {}
+        self._pending: list[Message] = []  # read, but not yet returned: at most one
         self.counts = {"passed": 0, "replays": 0, "unstamped": 0, "gaps": 0}
 
     def subscribe(self, topics: Sequence[str], before_revoke: Callable[[], None] | None = None) -> None:
         """Join the group for these topics.
 
-        A call to :meth:`poll` says that what was handed out before is handled: when the group takes
-        partitions away in it, they are committed first. If you handle records later than that, give
+        A call to :meth:`poll` means that all records returned before are handled: if the group revokes
+        partitions during the call, their offsets are committed first. If you handle records later, give
         ``before_revoke``, which is called instead: finish or abort your work, and commit.
         """
         if before_revoke is not None:
@@ -135,35 +139,37 @@ class FilteringConsumer:
         )
 
     def poll(self, seconds: float = 1.0) -> Message | None:
-        """The next record that is no replay; None if there is none within ``seconds``.
+        """The next record that isn't a replay; None if there is none within ``seconds``.
 
-        Raises :class:`BrokerError` if reading fails, and :class:`StampError` before a record is handed out
-        whose mark would have no room any more; what came before it can still be committed. A partition that
-        can't be begun, or a failed ``before_revoke``, is raised by each later call: make a new consumer.
+        Raises :class:`BrokerError` if reading fails. Raises :class:`StampError` instead of returning a record
+        whose mark doesn't fit into the metadata; the records before it can still be committed. If a partition
+        can't be started, or ``before_revoke`` fails, this and every later call raises that error: make a new
+        consumer.
         """
         deadline = time.monotonic() + seconds
         while True:
-            if not self._held:
-                message = None if self._fault else self._consumer.poll(max(0.0, deadline - time.monotonic()))
-                if self._fault is not None:
-                    raise self._fault
+            if not self._pending:
+                left = max(0.0, deadline - time.monotonic())
+                message = None if self._callback_error else self._consumer.poll(left)
+                if self._callback_error is not None:
+                    raise self._callback_error
                 if message is None:
                     return None
-                fault = message.error()
-                if fault is not None:
-                    if fault.code() == KafkaError._PARTITION_EOF:
+                error = message.error()
+                if error is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:
                         continue
                     raise BrokerError(
-                        f"{message.topic()}[{message.partition()}] can't be read: {fault.str()}; check the "
-                        "topic and the right to read it"
+                        f"{message.topic()}[{message.partition()}] can't be read: {error.str()}; check the "
+                        "topic and the permission to read it"
                     )
-                self._held.append(message)
-            if self._passes(self._held[0]):
-                return self._held.pop()
-            self._held.pop()
+                self._pending.append(message)
+            if self._passes(self._pending[0]):
+                return self._pending.pop()
+            self._pending.pop()
 
     def consume(self, most: int, seconds: float = 1.0) -> list[Message]:
-        """Up to ``most`` records that are no replays, as many as there are within ``seconds``."""
+        """Up to ``most`` records that aren't replays, as many as arrive within ``seconds``."""
         found: list[Message] = []
         deadline = time.monotonic() + seconds
         while len(found) < most and (message := self.poll(max(0.0, deadline - time.monotonic()))) is not None:
@@ -171,23 +177,23 @@ class FilteringConsumer:
         return found
 
     def offsets(self) -> list[TopicPartition]:
-        """Next offsets with the marks in their metadata, for ``send_offsets_to_transaction``.
+        """The next offsets with the marks in their metadata, for ``send_offsets_to_transaction``.
 
-        Only for marks kept in metadata. After the transaction is committed call :meth:`committed`.
+        Not for use with a ``store``. After the transaction is committed call :meth:`committed`.
         """
         entries = self._entries(self._changed())
         return [TopicPartition(topic, number, *entry) for (topic, number), entry in entries.items()]
 
     def committed(self) -> None:
-        """Say that what :meth:`offsets` gave is committed."""
+        """Tell the consumer that the result of :meth:`offsets` is committed."""
         for state in self._partitions.values():
             state.committed = state.position
 
     def commit(self) -> None:
-        """Commit the offsets after all records handed out so far, and the marks that belong to them.
+        """Commit the offsets after all records returned so far, and the marks that belong to them.
 
-        Raises :class:`BrokerError` if Kafka refuses, for instance because the partitions have moved on to
-        another consumer, which then hands out the records again.
+        Raises :class:`BrokerError` if Kafka refuses, for instance because the partitions now belong to
+        another consumer, which then gets the records again.
         """
         changed = self._changed()
         if not changed:
@@ -201,30 +207,30 @@ class FilteringConsumer:
         ]
         try:
             answers = self._consumer.commit(offsets=asked, asynchronous=False)
-            fault = next((each.error for each in answers or () if each.error is not None), None)
+            failure = next((each.error for each in answers or () if each.error is not None), None)
         except KafkaException as error:
-            fault = error.args[0]
-        if fault is not None and self._store is None:  # to a store it is only for lag tools
-            raise BrokerError(f"the offsets of {len(asked)} partitions can't be committed: {fault.str()}")
-        for place in changed:
-            self._partitions[place].committed = entries[place][0]
+            failure = error.args[0]
+        if failure is not None and self._store is None:  # with a store, Kafka's offsets only serve lag tools
+            raise BrokerError(f"the offsets of {len(asked)} partitions can't be committed: {failure.str()}")
+        for partition in changed:
+            self._partitions[partition].committed = entries[partition][0]
 
-    def marks(self) -> dict[tuple[int, int], int]:
-        """(pid, source partition) -> mark, of the assigned partitions."""
+    def marks(self) -> dict[Source, int]:
+        """The marks of the assigned partitions, by source: (pid, source partition)."""
         return {
             source: mark for state in self._partitions.values() for source, mark in state.filter.marks.items()
         }
 
     def consumer_group_metadata(self) -> Any:
-        """What ``send_offsets_to_transaction`` wants of the group."""
+        """The group metadata for ``send_offsets_to_transaction``."""
         return self._consumer.consumer_group_metadata()
 
     def close(self) -> None:
-        """Leave the group; partitions are committed as in a rebalance, whose faults are raised here."""
-        known = self._fault
+        """Leave the group; offsets are committed as in a rebalance, and errors of that are raised here."""
+        known = self._callback_error
         self._consumer.close()
-        if self._fault is not None and self._fault is not known:
-            raise self._fault
+        if self._callback_error is not None and self._callback_error is not known:
+            raise self._callback_error
 
     def __enter__(self) -> Self:
         return self
@@ -233,30 +239,30 @@ class FilteringConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._before_revoke = lambda: None  # the record in hand may not be handled
+            self._before_revoke = lambda: None  # the last record may not be handled
         self.close()
 
-    # -- partitions come and go --------------------------------------------------------------------
+    # -- assigned and revoked partitions -----------------------------------------------------------
 
     def _callback(self, act: Callable[[Self, Consumer, list[TopicPartition]], None]) -> Callable[..., None]:
-        """For the client: keeps nobody alive, and leaves what fails to the next poll.
+        """A callback for the client that doesn't keep this object alive and leaves errors to the next poll.
 
-        The client holds its callbacks, so with a plain method an object that nobody closed would live until
-        the garbage collector finds it. And what a callback raises the client would hold for ever.
+        The client refers to its callbacks, so with a bound method an object that nobody closed would live
+        until the garbage collector finds it. And the client would keep an exception of a callback for ever.
         """
-        alive = ref(self)
+        weak_self = ref(self)
 
         def call(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            if (me := alive()) is not None:
+            if (me := weak_self()) is not None:
                 try:
                     act(me, consumer, partitions)
-                except BaseException as fault:
-                    me._fault = fault
+                except BaseException as error:
+                    me._callback_error = error
 
         return call
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Start where offset and marks were committed together: never one without the other."""
+        """Start at the committed offset, with the marks that were committed with it."""
         if self._store is None:
             try:
                 found = consumer.committed(partitions, timeout=ANSWER_LIMIT_S)
@@ -264,8 +270,8 @@ class FilteringConsumer:
                 raise BrokerError(f"committed offsets can't be read: {error.args[0].str()}") from error
             loaded = {(at.topic, at.partition): (at.offset, at.metadata) for at in found if at.offset >= 0}
         else:
-            places = [(at.topic, at.partition) for at in partitions]
-            loaded = {place: kept for place in places if (kept := self._store.load(*place)) is not None}
+            keys = [(at.topic, at.partition) for at in partitions]
+            loaded = {key: saved for key in keys if (saved := self._store.load(*key)) is not None}
         starts = []
         for at in partitions:
             offset, text = loaded.get((at.topic, at.partition), (OFFSET_INVALID, None))
@@ -280,7 +286,7 @@ class FilteringConsumer:
         try:
             (self._before_revoke or self.commit)()
         except BrokerError:
-            pass  # not committed: the next owner starts at the older offset, with the marks of that one
+            pass  # the next owner starts at the older offset, with the marks that belong to it
         finally:
             self._drop(partitions)
 
@@ -290,7 +296,7 @@ class FilteringConsumer:
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         for at in partitions:
             self._partitions.pop((at.topic, at.partition), None)
-        self._held = [m for m in self._held if (m.topic(), m.partition()) in self._partitions]
+        self._pending = [m for m in self._pending if (m.topic(), m.partition()) in self._partitions]
 
     # -- marks -------------------------------------------------------------------------------------
 
@@ -310,46 +316,46 @@ class FilteringConsumer:
         self.counts["unstamped"] += stamp is None
         self.counts["passed" if passes else "replays"] += 1
         if stamp is not None:
-            state.seen[stamp[:2]] = _hour()
+            state.last_seen[stamp[:2]] = _hour()
         state.position = int(message.offset() or 0) + 1
         return passes
 
     def _make_room(self, state: _Partition, stamp: Stamp, message: Message) -> None:
-        """Before a new source is let in: will its marks still fit beside the offset?"""
+        """Raise StampError if the mark of a new source doesn't fit into the metadata any more."""
         if self._store is not None or stamp[:2] in state.filter.marks:
             return
-        needed = self._letters([*state.filter.marks, stamp[:2]], state)
+        needed = self._characters([*state.filter.marks, stamp[:2]], state)
         if needed > self._limit:
             state.forget(_hour() - self._ttl)
-            needed = self._letters([*state.filter.marks, stamp[:2]], state)
+            needed = self._characters([*state.filter.marks, stamp[:2]], state)
         if needed > self._limit:
             raise StampError(
                 f"{message.topic()}[{message.partition()}] offset {message.offset()}: the marks of "
-                f"{len(state.filter.marks) + 1} sources need {needed} letters of offset metadata, the limit "
-                f"is {self._limit}; give FilteringConsumer a store=..., or raise offset.metadata.max.bytes "
-                "of the brokers and metadata_limit"
+                f"{len(state.filter.marks) + 1} sources need {needed} characters of offset metadata, the "
+                f"limit is {self._limit}; give FilteringConsumer a store=..., or raise "
+                "offset.metadata.max.bytes of the brokers and metadata_limit"
             )
 
-    def _letters(self, sources: list[tuple[int, int]], state: _Partition) -> int:
-        """What the marks of these sources take at most, with room to grow and to age."""
-        marks = {source: max(_ROOM, state.filter.marks.get(source, 0)) for source in sources}
+    def _characters(self, sources: list[Source], state: _Partition) -> int:
+        """How long the text for the marks of these sources can get while marks grow and sources age."""
+        marks = {source: max(_LARGE_MARK, state.filter.marks.get(source, 0)) for source in sources}
         return len(marks_to_text(marks, dict.fromkeys(sources, _hour() - self._ttl), _hour()))
 
-    def _changed(self) -> list[Place]:
-        return [place for place, state in self._partitions.items() if state.position != state.committed]
+    def _changed(self) -> list[InputPartition]:
+        return [key for key, state in self._partitions.items() if state.position != state.committed]
 
-    def _entries(self, places: Iterable[Place]) -> dict[Place, tuple[int, str]]:
+    def _entries(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, tuple[int, str]]:
         entries = {}
-        for place in places:
-            state = self._partitions[place]
+        for partition in partitions:
+            state = self._partitions[partition]
             state.forget(_hour() - self._ttl)
             text = state.text(_hour())
             if self._store is None and len(text) > self._limit:
                 raise StampError(
-                    f"{place[0]}[{place[1]}]: the marks need {len(text)} letters of offset metadata, the "
-                    f"limit is {self._limit}; give FilteringConsumer a store=..."
+                    f"{partition[0]}[{partition[1]}]: the marks need {len(text)} characters of offset "
+                    f"metadata, the limit is {self._limit}; give FilteringConsumer a store=..."
                 )
-            entries[place] = (state.position, text)
+            entries[partition] = (state.position, text)
         return entries
 
 

@@ -1,9 +1,9 @@
-"""Marks in few bytes, for places where room is scarce: the metadata of a committed offset is 4,095 letters.
+"""Marks as a short text for the metadata of a committed offset, which has room for 4,095 characters.
 
-Layout: version 1 (one byte), the hour of writing, number of pids, then for each: pid (8 bytes, big-endian),
-number of sources, and for each source, by partition: partition less the one before, mark + 1, hours since
-last seen.
-All numbers but the pid are varints: 7 bits a byte, lowest first. A source takes about 7 bytes.
+The text is the base85 encoding of: version 1 (one byte), the hour of writing, the number of pids, and for
+each pid: the pid (8 bytes, big-endian), the number of its sources, and for each source in order of partition:
+the difference to the previous partition, mark + 1, and hours since last seen. All numbers but the version and
+the pid are varints: 7 bits per byte, lowest first. A source takes about 7 bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def marks_to_text(marks: Mapping[Source, int], seen: Mapping[Source, int], hour:
         _put(out, len(partitions))
         before = 0
         for partition in partitions:
-            _put(out, partition - before & _MASK)  # negative ones, which no Kafka has, take 10 bytes
+            _put(out, partition - before & _MASK)  # negative ones don't occur in Kafka; they take 10 bytes
             _put(out, marks[pid, partition] + 1 & _MASK)
             _put(out, max(0, hour - seen[pid, partition]))
             before = partition
@@ -45,7 +45,10 @@ def marks_to_text(marks: Mapping[Source, int], seen: Mapping[Source, int], hour:
 
 
 def marks_from_text(text: str) -> tuple[dict[Source, int], dict[Source, int]]:
-    """The marks, and the hours when they were seen last; StampError for a text that is none of ours."""
+    """The marks, and the hours when their sources were last seen.
+
+    Raises StampError for a text that :func:`marks_to_text` didn't write.
+    """
     marks: dict[Source, int] = {}
     seen: dict[Source, int] = {}
     try:
@@ -64,7 +67,7 @@ def marks_from_text(text: str) -> tuple[dict[Source, int], dict[Source, int]]:
     except (ValueError, IndexError, StopIteration, RuntimeError) as error:
         raise StampError(
             f"the committed offset's metadata {text[:40]!r} is not by a filtering consumer ({error}): "
-            "another program commits in this group; give this one a group.id of its own"
+            "another program commits offsets in this group; give this one its own group.id"
         ) from None
     return marks, seen
 

@@ -1,4 +1,4 @@
-"""The pid of a job that reads a topic, from what Kafka knows of the topic."""
+"""The pid of a job that reads a topic, made from the ids that Kafka gives to the cluster and the topic."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def pid_for_topic(
     options: Mapping[str, str] | None = None,
     scheme: str = "xxh3",
 ) -> int:
-    """The pid, int64, of ``job`` for what it reads from ``topic``: made of cluster id, topic id and job.
+    """The pid, int64, of ``job`` for records that it makes from ``topic``.
 
-    A topic that is deleted and made again has another id, so another pid, and its new records are not
-    taken for replays. Ask once, when the job starts. ``cluster`` is ``bootstrap.servers`` (``options`` are
-    then client settings by Kafka's own names) or an admin client. Raises :class:`BrokerError` if nobody
-    answers or there is no such topic.
+    It is a hash of cluster id, topic id and job name. A topic that is deleted and created again has another
+    id and therefore another pid, so its new records are not dropped as replays. Call it once, when the job
+    starts. ``cluster`` is ``bootstrap.servers``, with client settings in Kafka's own names as ``options``, or
+    an admin client. Raises :class:`BrokerError` if nobody answers or there is no such topic.
 
         pid = pid_for_topic("localhost:9092", "orders.raw", job="cleaner")
     """
