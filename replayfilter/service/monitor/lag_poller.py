@@ -48,7 +48,7 @@ class LagPoller(Poller):
         self._status, self._warn, self._clock = status, warn, clock
         self._finished = dict(finished)
         self._settings, self._cluster = settings, self._connect(settings)
-        # Reads first waiting records. It is kept, since making a consumer takes longer than such a read.
+        # Reads the first waiting records. Kept, since creating a consumer takes longer than such a read.
         consuming = client_settings(settings.bootstrap, settings.options)
         self._reader = RangeReader(consuming, settings.service, offset_reset="earliest")
         self._arrivals = {partition: Arrivals() for partition in self._partitions}
@@ -89,12 +89,10 @@ class LagPoller(Poller):
 
     def lags(self) -> list[Lag]:
         """The lag of each input partition. Raises BrokerError if Kafka doesn't answer."""
-        # Settled offsets are not reported while a delivery is under way, so they are not asked for.
+        # Kafka doesn't report stable offsets while a delivery is in progress, so don't ask for those.
         committed = self._cluster.committed(self._settings.service, self._partitions, stable=False)
-        ends, begins = (
-            self._cluster.end_offsets(self._partitions),
-            self._cluster.beginning_offsets(self._partitions),
-        )
+        ends = self._cluster.end_offsets(self._partitions)
+        begins = self._cluster.beginning_offsets(self._partitions)
         if (last := self._status.last) is not None:
             for topic, offsets in last.ends.items():
                 self._finished |= {(topic, number): offset for number, offset in offsets.items()}
