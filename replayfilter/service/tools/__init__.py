@@ -1,1 +1,1 @@
-"""The commands besides ``run``: verify, doctor, publish, state (`marks`), topics and prepare."""
+"""The commands besides ``run``: verify, doctor, publish, state (`state_command`), topics and prepare."""
