@@ -57,14 +57,14 @@ class Bench:
     def __init__(self, bootstrap: str, folder: Path, most_keys: int) -> None:
         for topic in ("state", *(f"state.{route}" for route in OUTPUTS)):
             create_topic(bootstrap, topic, PARTITIONS)
-        config = config_from(
-            service={"name": "state", "checkpoint": str(folder / "checkpoint")},
-            kafka={"bootstrap": bootstrap},
-            input={"topics": ["state"], "stamp": "none"},
-            replay={"enabled": False},
-            dedup={"key": ["id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms", "cache": "8GB"},
-            output={route: f"state.{route}" for route in OUTPUTS},
-        )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
+        config = config_from({
+            "service": {"name": "state", "checkpoint": str(folder / "checkpoint")},
+            "kafka": {"bootstrap": bootstrap},
+            "input": {"topics": ["state"], "stamp": "none"},
+            "replay": {"enabled": False},
+            "dedup": {"key": ["id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms", "cache": "8GB"},
+            "output": {route: f"state.{route}" for route in OUTPUTS},
+        })  # fmt: skip
         findings = inspect(config, False)
         assert not findings.errors, findings.errors
         self.settings = pipeline_settings_of(config, findings)

@@ -152,13 +152,13 @@ Run = Callable[[Callable[[Any], None]], None]  # runs to the end, gives each bat
 
 
 def _ours(task: Task, folder: Path) -> Run:
-    config = config_from(
-        service={"name": task.output, "checkpoint": str(folder), "batch_records": task.batch_records},
-        kafka={"bootstrap": task.bootstrap},
-        input={"topics": [INPUT]},
-        dedup={"key": ["event_id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms"},
-        output={route: f"{task.output}.{route}" for route in OUTPUTS},
-    )  # type: ignore[arg-type]  # pydantic makes the sections of the tables
+    config = config_from({
+        "service": {"name": task.output, "checkpoint": str(folder), "batch_records": task.batch_records},
+        "kafka": {"bootstrap": task.bootstrap},
+        "input": {"topics": [INPUT]},
+        "dedup": {"key": ["event_id"], "expiry_key": "ts", "period": f"{PERIOD_MS}ms"},
+        "output": {route: f"{task.output}.{route}" for route in OUTPUTS},
+    })  # fmt: skip
     settings = pipeline_settings_of(config, inspect(config, False))
 
     def run(on_batch: Callable[[Any], None]) -> None:

@@ -74,7 +74,7 @@ def test_schema_files_are_read_when_the_config_is_checked(tmp_path: Path) -> Non
     assert errors_of(tmp_path, encoding='"plain"', schemas=f'["{good}"]') == []
     assert errors_of(tmp_path, encoding='"single-object"', schemas=f'["{good}"]') == []
     (two,) = errors_of(tmp_path, encoding='"plain"', schemas=f'["{good}", "{good}"]')
-    assert "name the one" in two
+    assert "give only one" in two
     wrong = errors_of(tmp_path, encoding='"single-object"', schemas=f'["{bad}", "{good}", "{text}"]')
     assert ["avro.schemas.0" in wrong[0], "not an Avro schema" in wrong[0]] == [True, True]
     assert ["avro.schemas.2" in wrong[1], "can't be read" in wrong[1], len(wrong)] == [True, True, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,21 +17,26 @@ from tests.support.paths import ROOT
 EXAMPLE = ROOT / "examples" / "orders.toml"
 
 
-def config_with(**sections: dict[str, object] | None) -> Config:
-    """The example with some keys changed; None removes a key or a section."""
+def config_with(**sections: object) -> Config:
+    """The example with some keys changed. A section that is not a table replaces the one of the example.
+
+    None removes a key.
+    """
     tables: dict[str, Any] = copy.deepcopy(tomllib.loads(EXAMPLE.read_text()))
     for section, keys in sections.items():
-        if keys is None:
-            del tables[section]
+        if not isinstance(keys, Mapping):
+            tables[section] = keys
             continue
+        table = tables.setdefault(section, {})
         for key, value in keys.items():
-            tables.setdefault(section, {})[key] = value
             if value is None:
-                del tables[section][key]
+                del table[key]
+            else:
+                table[key] = value
     return config_from(tables)
 
 
-def errors_of(**sections: dict[str, object] | None) -> list[str]:
+def errors_of(**sections: object) -> list[str]:
     """The errors of the example with some keys changed."""
     with pytest.raises(ConfigError) as caught:
         config_with(**sections)
