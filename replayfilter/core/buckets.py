@@ -1,18 +1,22 @@
 """Buckets: the dedup keys remembered, as sorted immutable runs of 16-byte digests.
 
+Memory is bounded because keys are forgotten by the bucket: when the latest point has left a whole bucket
+behind, its runs are dropped without a search for single keys. The work per batch doesn't grow with the
+number of keys, because runs are never changed, only merged now and then.
+
 Rules:
-- A bucket holds the keys whose expiry keys fall in one span: bucket = floor(expiry key / span). With
-  clock ``none`` there is no time: buckets are the digest's top bits, so that a lookup reads only one.
-- A bucket is a list of runs. New keys make a new run; runs are merged as in a log-structured tree, so
-  that a bucket has few and each key is rewritten a logarithmic number of times.
-  With clock ``categorical`` a bucket is a category.
-- A bucket goes as a whole when all of it has expired.
-- Runs are named by their content: what a cache holds under a name is always right. The bucket stands before
-  it, so that a store sorted by name has those that change beside each other and need not move the others.
-- ``match = "window"`` keeps each key's age in its bucket, so that "within the period" is exact to the
-  unit; ``bucket`` and clock ``none`` need none. A key takes 16 bytes and 4 for the age (8 if the span
-  is above 2**32 units).
-- With ``remember_first`` a key takes 12 bytes more, for where the accepted record was: place 4, offset 8.
+- A bucket holds the keys whose expiry keys fall in one span: bucket = floor(expiry key / span). With clock
+  ``categorical`` a bucket is a category. With clock ``none`` a bucket is the top bits of the digest, so that
+  a search reads only one bucket.
+- A bucket is a list of runs. New keys make a new run. Runs are merged as in a log-structured merge tree, so
+  a bucket has few runs, and each key is rewritten a logarithmic number of times.
+- A bucket is dropped when all of its keys have expired.
+- A run is named by its bucket and by a hash of its content. So a cached run is never out of date; and in a
+  store that is sorted by name, the runs that change are next to each other.
+- ``match = "window"`` keeps each key's age in its bucket, so that "within the period" is exact to the unit.
+  ``match = "bucket"`` and clock ``none`` need no ages.
+- Bytes per key: 16 for the digest; 4 for the age, 8 if the span is above 2**32 units; and with
+  ``remember_first`` 12 for the first record, 4 for its input partition and 8 for its offset.
 """
 
 from __future__ import annotations
@@ -25,32 +29,41 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import INT64_MIN, Rules
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.units import INT64_MIN
 from replayfilter.core.columns import Columns
-from replayfilter.core.key_run import Run, bloom_masks
+from replayfilter.core.key_run import AGE, INDEX, OFFSET, Run, bloom_masks
+from replayfilter.core.rules import Rules
 
-MERGE_RATIO = 3  # an older run this many times the newer ones' size or less is merged with them
-MAX_RUN_KEYS = 1 << 20  # keys; a run is one value of the state: 20 MB at 20 bytes a key
-NAME_BYTES = 24  # of a run's name: 8 for the bucket, 16 of its content's hash
-HASH_BUCKETS_BITS = 4  # clock none: 16 buckets, so that a lookup touches a sixteenth of all runs
+MERGE_RATIO = 3  # an older run is merged with newer ones if it is at most this many times as large
+MAX_RUN_KEYS = 1 << 20  # a run is one value of the state: 20 MB at 20 bytes per key
+NAME_BYTES = 24  # length of a run's name: 8 for the bucket, 16 for the hash of its content
+HASH_BUCKETS_BITS = 4  # clock none: 16 buckets, so that a search reads a sixteenth of all runs
 
 
 class RunStore(Protocol):
-    """Where runs are kept: by content name, immutable."""
+    """Where the runs of one shard are kept, by name.
+
+    A name always means the same content, so writing a name that is there changes nothing. Called only while
+    a batch is decided, from one thread.
+    """
 
     def read(self, name: str) -> bytes | memoryview:
-        """The run of that name as :func:`~replayfilter.core.key_run.prepare` made it."""
+        """The run with its Bloom filter, as :func:`~replayfilter.core.key_run.prepare` makes it.
+
+        Only runs that were written and not dropped are read; for others an implementation raises KeyError.
+        """
 
     def write(self, name: str, data: bytes) -> None:
         """Keep a run, as :meth:`Run.to_bytes` gives it."""
 
     def drop(self, name: str) -> None:
-        """Forget a run."""
+        """Remove a run that was written before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A run in the directory: its ``bucket``, ``name``, number of ``keys`` and ``size`` in bytes."""
+    """A run in the directory: its ``bucket``, its ``name``, its number of ``keys``, its ``size`` in bytes."""
 
     bucket: int
     name: str
@@ -60,16 +73,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is remembered of n digests: ``found`` bool[n]; of those found, by the newest of each,
+    """What is remembered of n digests.
 
-    ``newest`` int64[n]: the expiry key under which it was accepted, where ages are kept; ``place``
-    uint32[n] and ``offset`` int64[n]: where that record was, where origins are kept.
+    ``found`` bool[n]. A digest may be remembered more than once; the rest is about the newest record that was
+    accepted with it. ``newest`` int64[n]: its expiry key, where ages are kept. ``first_index`` uint32[n],
+    ``first_offset`` int64[n]: its input partition and offset, where first records are remembered.
     """
 
     found: NDArray[np.bool_]
     newest: NDArray[np.int64]
-    place: NDArray[np.uint32]
-    offset: NDArray[np.int64]
+    first_index: NDArray[np.uint32]
+    first_offset: NDArray[np.int64]
 
     @classmethod
     def none(cls, n: int) -> Found:
@@ -79,35 +93,36 @@ class Found:
         )
 
     def update(self, rows: NDArray[np.intp], newest: NDArray[np.int64], kept: Columns) -> None:
-        """Take in what one run says of these rows, as far as it is newer."""
+        """Add what one run has for these rows, where it is newer than what was found before."""
         newer = ~self.found[rows] | (newest > self.newest[rows])
         at = rows[newer]
         self.found[at] = True
         self.newest[at] = newest[newer]
-        if "offset" in kept:
-            self.place[at], self.offset[at] = kept["place"][newer], kept["offset"][newer]
+        if OFFSET in kept:
+            self.first_index[at], self.first_offset[at] = kept[INDEX][newer], kept[OFFSET][newer]
 
 
 @dataclass(slots=True)
 class Buckets:
-    """The directory of one shard's runs, oldest first within a bucket, and what was done with them.
+    """The directory of one shard's runs, oldest first within a bucket, while one batch is decided.
 
-    Changes go to the store at once and to a directory of its own: make a new one for each batch.
+    Changes go to the store at once, and to ``entries``, which belongs to this object: make a new one for
+    each batch.
     """
 
     rules: Rules
     store: RunStore
     entries: dict[int, list[Entry]] = field(default_factory=dict)
-    evicted: int = 0  # keys that went with their buckets
+    evicted: int = 0  # keys dropped with their buckets
     false_hits: int = 0  # digests that passed a Bloom filter and were not in its run
 
     def evict(self, latest: int) -> None:
-        """Drop the buckets that have expired as a whole at this latest point."""
+        """Drop the buckets all of whose keys have expired at this latest point."""
         horizon = latest - self.rules.period  # keys at or below are expired
         self.drop({bucket for bucket in self.entries if (bucket + 1) * self.rules.span - 1 <= horizon})
 
     def drop(self, buckets: Set[int]) -> None:
-        """Forget these buckets."""
+        """Drop these buckets with all their runs."""
         for bucket in buckets:
             for entry in self.entries.pop(bucket):
                 self.evicted += entry.keys
@@ -115,21 +130,21 @@ class Buckets:
 
     def bucket_of(self, hi: NDArray[np.uint64], expiry: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[n]: the bucket of each key."""
-        if self.rules.clock == "none":
+        if self.rules.clock is Clock.NONE:
             return (hi >> np.uint64(64 - HASH_BUCKETS_BITS)).astype(np.int64)
-        if self.rules.clock == "categorical":
+        if self.rules.clock is Clock.CATEGORICAL:
             return expiry
         return expiry // np.int64(self.rules.span)
 
     def find(self, hi: NDArray[np.uint64], lo: NDArray[np.uint64], bucket: NDArray[np.int64]) -> Found:
         """Which of n digests, sorted by (hi, lo), are remembered.
 
-        With match ``window`` all buckets are searched, else only each digest's own.
+        With match ``window`` all buckets are searched, otherwise only each digest's own.
         """
         found = Found.none(len(hi))
         masks = bloom_masks(lo)
         for number, entries in self.entries.items():
-            rows = None if self.rules.searches_all else np.flatnonzero(bucket == number)
+            rows = None if self.rules.searches_all_buckets else np.flatnonzero(bucket == number)
             if rows is not None and not len(rows):
                 continue
             part = (hi, lo, masks) if rows is None else (hi[rows], lo[rows], masks[rows])
@@ -138,7 +153,7 @@ class Buckets:
                 hits, at, false_hits = run.search(*part)
                 self.false_hits += false_hits
                 mine = hits if rows is None else rows[hits]
-                age = run.kept.get("age")
+                age = run.kept.get(AGE)
                 newest = found.newest[mine] if age is None else self._expiry(number, age[at])
                 found.update(mine, newest, {name: column[at] for name, column in run.kept.items()})
         return found
@@ -149,22 +164,25 @@ class Buckets:
         lo: NDArray[np.uint64],
         expiry: NDArray[np.int64],
         bucket: NDArray[np.int64],
-        origin: Columns,
+        first: Columns,
     ) -> None:
-        """Remember n digests, sorted by (hi, lo), with their expiry keys, buckets and, if any, origins."""
+        """Remember n digests, sorted by (hi, lo), with their expiry keys and buckets.
+
+        ``first``: columns that say where the records are, empty unless first records are remembered.
+        """
         for number in np.unique(bucket).tolist():
             rows = np.flatnonzero(bucket == number)
-            kept = {name: column[rows] for name, column in origin.items()}
+            kept = {name: column[rows] for name, column in first.items()}
             if self.rules.keeps_ages:
-                kept["age"] = self._age(number, expiry[rows])
+                kept[AGE] = self._age(number, expiry[rows])
             entries = self.entries.setdefault(number, [])
-            first = _merge_from([entry.keys for entry in entries], len(rows))
-            merged = [Run.from_bytes(self.store.read(entry.name)) for entry in entries[first:]]
+            start = _merge_from([entry.keys for entry in entries], len(rows))
+            merged = [Run.from_bytes(self.store.read(entry.name)) for entry in entries[start:]]
             entry = self._keep(number, Run.merged([Run(hi[rows], lo[rows], kept), *merged]))
-            for old in entries[first:]:
+            for old in entries[start:]:
                 if old.name != entry.name:
                     self.store.drop(old.name)
-            entries[first:] = [entry]
+            entries[start:] = [entry]
 
     def _keep(self, bucket: int, run: Run) -> Entry:
         data = run.to_bytes()
@@ -173,7 +191,7 @@ class Buckets:
         return Entry(bucket, name, len(run.hi), len(data))
 
     def _age(self, bucket: int, expiry: NDArray[np.int64]) -> NDArray[np.unsignedinteger]:
-        # Modulo 2**64: right even where a bucket starts below the end of int64.
+        # Modulo 2**64, because a bucket may start below the smallest int64.
         start = np.uint64(bucket * self.rules.span % 2**64)
         age = expiry.view(np.uint64) - start
         return age.astype(np.uint32) if self.rules.span <= 2**32 else age
@@ -184,7 +202,7 @@ class Buckets:
 
 
 def _merge_from(sizes: list[int], new: int) -> int:
-    """From which run on a bucket's runs are merged with ``new`` keys more.
+    """The index from which on a bucket's runs, of these ``sizes`` in keys, are merged with ``new`` keys.
 
     >>> _merge_from([900, 40, 10], 12)
     1
@@ -197,7 +215,7 @@ def _merge_from(sizes: list[int], new: int) -> int:
 
 
 def directory_columns(buckets: Iterable[list[Entry]]) -> Columns:
-    """The directory as columns, for the state."""
+    """The directory as columns of the state."""
     entries = [entry for bucket in buckets for entry in bucket]
     return {
         "run_bucket": np.array([entry.bucket for entry in entries], np.int64),
@@ -208,7 +226,7 @@ def directory_columns(buckets: Iterable[list[Entry]]) -> Columns:
 
 
 def directory_entries(columns: Columns) -> dict[int, list[Entry]]:
-    """What :func:`directory_columns` wrote."""
+    """The directory that :func:`directory_columns` wrote."""
     names = columns["run_name"].tobytes().hex()
     width = 2 * NAME_BYTES
     directory: dict[int, list[Entry]] = {}

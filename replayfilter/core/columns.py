@@ -1,8 +1,8 @@
-"""Named numpy columns to bytes and back: the one codec for frames, runs of digests and state.
+"""Column blocks: named numpy columns as bytes, the one codec for frames, routes, runs and state.
 
-Layout, all little-endian: magic ``RFC1``, uint32 length of the JSON header, the header
-(``[[name, dtype, length], ...]`` and a ``meta`` object), then the columns, each padded to 8 bytes.
-Reading copies nothing: the arrays are read-only views of the bytes given.
+Layout, all little-endian: magic ``RFC1``; uint32 length of the JSON header; the header, an object with
+``columns`` (``[[name, dtype, length], ...]``) and ``meta`` (an object); then the columns. The header and
+each column are padded to 8 bytes. Reading copies nothing: the arrays are read-only views of the bytes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"RFC1"
-_DTYPE = re.compile(r"[<|][biuf][1248]")  # all that pack is given: no object, nothing of no bytes
-_ALIGN = 8  # bytes: the widest item, so that every view is aligned
+_DTYPE = re.compile(r"[<|][biuf][1248]")  # what pack writes: no objects, no items of 0 bytes
+_ALIGN = 8  # bytes of the widest item, so that every view is aligned
 _PREFIX = struct.Struct("<4sI")
 
 Columns = dict[str, NDArray[Any]]
 
 
 def pack(columns: Mapping[str, NDArray[Any]], meta: Mapping[str, Any] | None = None) -> bytes:
-    """Put one-dimensional columns, and a small JSON-able ``meta``, into bytes.
+    """One-dimensional columns, and a small ``meta`` that JSON can hold, as bytes.
 
     >>> unpack(pack({"a": np.array([1, 2], dtype=np.int64)}, {"first": 7}))
     ({'a': array([1, 2])}, {'first': 7})
@@ -40,9 +40,9 @@ def pack(columns: Mapping[str, NDArray[Any]], meta: Mapping[str, Any] | None = N
 
 
 def unpack(data: bytes | memoryview) -> tuple[Columns, dict[str, Any]]:
-    """Read what :func:`pack` wrote; the columns are read-only views of ``data``.
+    """The columns and the ``meta`` that :func:`pack` was given; the columns are read-only views of ``data``.
 
-    Raises ``ValueError`` when the bytes are not ours or are cut short.
+    Raises ``ValueError`` if the bytes are not a column block, or are cut short.
     """
     view = memoryview(data)
     magic, size = _PREFIX.unpack_from(view) if len(view) >= _PREFIX.size else (b"", 0)

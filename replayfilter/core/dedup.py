@@ -1,10 +1,14 @@
-"""Dedup: which of a batch's records repeat one that was accepted, and what is remembered of the others.
+"""Dedup: which records of a batch repeat an accepted record. The keys of all others are remembered.
 
-Rules (design, section 2):
-- with match ``window`` a record is a duplicate iff a record with the same key was accepted as unique and
-  is within the period: latest point - its expiry key < period, whatever this record's expiry key is;
-- with match ``bucket`` iff one was accepted in the same bucket;
-- records are decided in the order given, so within a batch the first of a kind is the one accepted.
+Rules:
+- with match ``window``, a record is a duplicate iff a record with the same key was accepted as unique and
+  is still within the period: latest point - expiry key of the accepted record < period. The expiry key of
+  the record itself doesn't matter;
+- with match ``bucket``, a record is a duplicate iff a record with the same key was accepted in its bucket;
+- records are decided in the order given, so of several equal ones in a batch the first is accepted.
+
+Keys are sorted once per batch, each distinct key is searched for once, and equal keys within the batch are
+compared side by side.
 """
 
 from __future__ import annotations
@@ -16,49 +20,56 @@ from numpy.typing import NDArray
 
 from replayfilter.core.buckets import Buckets, Found
 from replayfilter.core.clock.expiry import aged
+from replayfilter.core.key_run import INDEX, OFFSET
 
-_REMEMBERED = -1  # in place of a row of the batch: the accepted record is of an earlier batch
+_REMEMBERED = -1  # instead of a row of this batch: the accepted record came in an earlier batch
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """n records that may be duplicates, in the order in which they are decided.
 
-    ``hi``, ``lo`` uint64[n]; ``expiry``, ``latest`` int64[n]: expiry key, and latest point at the record;
-    ``place`` uint32[n], ``offset`` int64[n]: where it is in the input, of length 0 unless remembered.
+    ``hi``, ``lo`` uint64[n]: digests. ``expiry``, ``latest`` int64[n]: expiry key, and latest point at the
+    record. ``input_index`` uint32[n], ``input_offset`` int64[n]: input partition, by its index in the state,
+    and offset in it; of length 0 unless first records are remembered.
     """
 
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
     expiry: NDArray[np.int64]
     latest: NDArray[np.int64]
-    place: NDArray[np.uint32]
-    offset: NDArray[np.int64]
+    input_index: NDArray[np.uint32]
+    input_offset: NDArray[np.int64]
 
     @classmethod
     def joined(cls, parts: list[Candidates]) -> Candidates:
-        """All of them, one part after the other; there must be one."""
+        """All parts, at least one, one after the other."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """For n candidates: ``duplicate`` bool[n]; ``place`` uint32[n] and ``offset`` int64[n] of the accepted
-    record that each duplicate repeats, of length 0 unless remembered."""
+    """Which of n candidates are duplicates, and of what.
+
+    ``duplicate`` bool[n]. ``first_index`` uint32[n], ``first_offset`` int64[n]: where the first record of
+    each duplicate is, as in :class:`Candidates`; of length 0 unless first records are remembered.
+    """
 
     duplicate: NDArray[np.bool_]
-    place: NDArray[np.uint32]
-    offset: NDArray[np.int64]
+    first_index: NDArray[np.uint32]
+    first_offset: NDArray[np.int64]
 
 
 def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
-    """Tell duplicates from unique records; the unique ones are remembered in ``buckets``."""
+    """Find the duplicates; the keys of the other candidates are added to ``buckets``."""
     n, rules = len(candidates.hi), buckets.rules
     duplicate = np.zeros(n, np.bool_)
     if not n:
-        return Verdicts(duplicate, candidates.place, candidates.offset)
+        return Verdicts(duplicate, candidates.input_index, candidates.input_offset)
     bucket = buckets.bucket_of(candidates.hi, candidates.expiry)
-    keys = [candidates.lo, candidates.hi] if rules.searches_all else [bucket, candidates.lo, candidates.hi]
+    keys: list[NDArray[np.integer]] = [candidates.lo, candidates.hi]
+    if not rules.searches_all_buckets:
+        keys.insert(0, bucket)
     order = np.lexsort(keys)  # by key, and within a key in the order of decision
     starts = np.ones(n, np.bool_)
     starts[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
@@ -70,21 +81,21 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
         found, by = _ever_accepted(starts, known)
     duplicate[order] = found
     new = order[~found]
-    origin = {}
+    first = {}
     if rules.remember_first:
-        origin = {"place": candidates.place[new], "offset": candidates.offset[new]}
-    buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], origin)
+        first = {INDEX: candidates.input_index[new], OFFSET: candidates.input_offset[new]}
+    buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], first)
     if not rules.remember_first:
-        return Verdicts(duplicate, candidates.place, candidates.offset)
+        return Verdicts(duplicate, candidates.input_index, candidates.input_offset)
     group, earlier = np.cumsum(starts) - 1, by == _REMEMBERED
-    place, offset = np.zeros(n, np.uint32), np.zeros(n, np.int64)
-    place[order] = np.where(earlier, known.place[group], candidates.place[order[by]])
-    offset[order] = np.where(earlier, known.offset[group], candidates.offset[order[by]])
-    return Verdicts(duplicate, place, offset)
+    index, offset = np.zeros(n, np.uint32), np.zeros(n, np.int64)
+    index[order] = np.where(earlier, known.first_index[group], candidates.input_index[order[by]])
+    offset[order] = np.where(earlier, known.first_offset[group], candidates.input_offset[order[by]])
+    return Verdicts(duplicate, index, offset)
 
 
 def _ever_accepted(starts: NDArray[np.bool_], known: Found) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """As :func:`_within_period`, where a key remembered at all makes a duplicate."""
+    """As :func:`_within_period`, for rules by which any remembered key makes a duplicate."""
     group, heads = np.cumsum(starts) - 1, np.flatnonzero(starts)
     found = ~starts
     found[starts] = known.found
@@ -94,10 +105,10 @@ def _ever_accepted(starts: NDArray[np.bool_], known: Found) -> tuple[NDArray[np.
 def _within_period(
     candidates: Candidates, order: NDArray[np.intp], starts: NDArray[np.bool_], known: Found, period: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Of the rows in ``order``: which find their key accepted within the period before them, bool[n];
+    """Which rows repeat a key that was accepted within the period, bool[n], and the row that accepted it.
 
-    and by which row each was: its index in ``order``, or ``_REMEMBERED``. ``starts`` bool[n]: the first
-    row of each key; ``known``: what was remembered of each key before.
+    Rows are in ``order``. The accepting row is its index in ``order``, or ``_REMEMBERED``. ``starts``
+    bool[n]: the first row of each key. ``known``: what was remembered of each key before the batch.
     """
     expiry, latest = candidates.expiry[order], candidates.latest[order]
     found, newest = np.zeros(len(order), np.bool_), known.newest
@@ -108,7 +119,7 @@ def _within_period(
     by = np.where(taken, heads, _REMEMBERED)[group]
     found[~starts] = ~aged(latest[~starts], accepted[group[~starts]], period)
     for number in np.unique(group[~starts & ~found]).tolist():
-        # A key accepted again within the batch, since the clock has passed its first acceptance: rare.
+        # Rare: the key is accepted more than once in the batch, because the latest point moves that far.
         best = int(newest[number]) if known.found[number] else None
         best_by = _REMEMBERED
         for row in np.flatnonzero(group == number).tolist():

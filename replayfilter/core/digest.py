@@ -1,8 +1,8 @@
-"""Dedup keys to bytes to 128 bits: two records are the same exactly when these bytes are.
+"""Digests: dedup keys as canonical bytes, hashed to 128 bits.
 
-A key is the encodings of its fields, one after the other. Each is typed and carries its own length,
-so that no two different keys run together: ``("a", "bc")`` and ``("ab", "c")`` differ, so do ``1``
-and ``"1"``, ``1`` and ``true``, null and missing.
+Two records have the same key if and only if these bytes are equal. A key is encoded field by field. Each
+field has a type and its own length, so different keys never have equal bytes: ``("a", "bc")`` and
+``("ab", "c")`` differ, and so do ``1`` and ``"1"``, ``1`` and ``true``, null and missing.
 
 ====================  =====================================================================
 missing               ``m``
@@ -16,11 +16,11 @@ array                 ``a``, uint32 count, the items
 object                ``o``, uint32 count, name (as text) and value of each member, sorted by name
 ====================  =====================================================================
 
-Numbers are compared by exact decimal value, since JSON has one number type: 1, 1.0 and 1e0 are one
-key, as are 0 and -0.0; 9007199254740993.0 and 9007199254740992 are two. A Python float stands for the
-shortest decimal that reads back as it, which is what JSON writers print.
+Numbers are compared by exact decimal value, because JSON has one number type: 1, 1.0 and 1e0 are one key,
+and so are 0 and -0.0; 9007199254740993.0 and 9007199254740992 are two. A Python float counts as the
+shortest decimal that reads back as the same float, which is what JSON writers print.
 
-The digests are part of every checkpoint: changing a byte here makes old state useless, so the tests pin
+The digests are part of every checkpoint. A change of one byte here makes old state useless, so tests pin
 them.
 """
 
@@ -49,7 +49,7 @@ _NESTED = (list, tuple, dict)
 
 
 class Missing(enum.Enum):
-    """The type of :data:`MISSING`; an enum, so that it stays one object through pickle."""
+    """The type of :data:`MISSING`; an enum, so that it is the same object after pickling."""
 
     MISSING = "missing"
 
@@ -64,8 +64,8 @@ MISSING: Final = Missing.MISSING
 def encode_key(values: Iterable[object]) -> bytes:
     """The canonical bytes of a key: the encodings of its fields, in order.
 
-    Takes str, bytes, int, float, Decimal, bool, None, MISSING, and lists, tuples and str-keyed dicts of
-    them, however deep. Raises ``TypeError`` for anything else.
+    Values are str, bytes, int, float, Decimal, bool, None, MISSING, and lists, tuples and dicts with str
+    keys of them, nested to any depth. Raises ``TypeError`` for anything else.
 
     >>> encode_key(["a", 1]).hex(" ")
     '73 00 00 00 01 61 69 00 00 00 00 00 00 00 01'
@@ -76,7 +76,7 @@ def encode_key(values: Iterable[object]) -> bytes:
 
 
 def digest_key(values: Iterable[object]) -> bytes:
-    """The key's 16 bytes: XXH3-128, big-endian, of :func:`encode_key`.
+    """The 16 bytes of a key: XXH3-128, big-endian, of :func:`encode_key`.
 
     >>> digest_key(["a", "bc"]) == digest_key(["ab", "c"])
     False
@@ -85,7 +85,7 @@ def digest_key(values: Iterable[object]) -> bytes:
 
 
 def digest_keys(columns: Sequence[Sequence[object]]) -> NDArray[np.uint64]:
-    """The digests of n keys given as one column of n values for each field: uint64[n, 2], (high, low).
+    """The digests of n keys, given as one column of n values per field: uint64[n, 2], (high, low).
 
     >>> digest_keys([["a", "b"], [1, 2]]).shape
     (2, 2)
@@ -98,7 +98,7 @@ def digest_keys(columns: Sequence[Sequence[object]]) -> NDArray[np.uint64]:
 
 
 def _encode(value: object) -> bytes:
-    """One field. The kinds of nearly every key come first; the rest can take its time."""
+    """One field. The types of nearly all keys are checked first, because this runs once per record."""
     if type(value) is str:
         try:
             text = value.encode()
@@ -115,7 +115,7 @@ def _encode(value: object) -> bytes:
 
 
 def _tree(root: object) -> bytes:
-    """Arrays and objects, with a stack of our own: a key may nest deeper than Python likes to recurse."""
+    """Arrays and objects. With a stack, not recursion: a key may nest deeper than Python's limit."""
     parts: list[bytes] = []
     todo: list[object] = [root]
     while todo:
@@ -157,9 +157,9 @@ def _scalar(value: object) -> bytes:
 
 
 def _decimal(value: Decimal) -> bytes:
-    """A number by its exact value, so that all ways to write it meet in one encoding."""
+    """A number by its exact value, so that all ways of writing it have one encoding."""
     sign, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int):  # NaN and the infinities: no JSON, but Avro has them
+    if not isinstance(exponent, int):  # NaN and infinities, which Avro has
         return _text_number(str(value))
     whole = "".join(map(str, digits)).lstrip("0")
     coefficient = whole.rstrip("0")

@@ -1,18 +1,22 @@
-"""Frames: what a shard must know of one run of records to decide those that are its own.
+"""Frames: what a shard must know of one chunk of records to decide those that are its own.
 
-A run is a stretch of consecutive records of one input partition. For each shard it is cut into one
-frame. The rules:
-- A frame holds the shard's own rows, with their digests, and *witnesses*: rows of other shards that
-  move a mark or the clock between the shard's own rows. A witness is left out when a later row of the
-  same source, before the shard's next own row, says as much (it has a higher offset anyway, so it is
-  a replay only if the witness is one too; and its expiry key is not smaller).
-- Where the order of the expiry keys matters (``changes``), a witness is left out only when the very next
-  row of the run is of the same source and has the same key.
-- Rows whose offset is not above an earlier one of their source in the run are replays whatever the
-  marks say; they are in no frame.
-- So within a frame the offsets of a source only rise, and comparing each with the mark before the run
-  is the whole replay check.
-- Records without a stamp have source -1. A record too far in the future moves a mark, never the clock.
+A chunk is a stretch of consecutive records of one input partition. Each of its records is decided by one
+shard, but the records of all shards move marks and the latest point. So each chunk is cut into one frame
+per shard, which has the shard's own rows and as few rows of other shards as possible.
+
+Rules:
+- A frame holds the shard's own rows, with their digests, and *witnesses*: rows of other shards that move a
+  mark or the latest point between the shard's own rows.
+- A witness is left out when a later row of the same source, before the shard's next own row, implies it:
+  the later row has a higher offset, so it is a replay only if the witness is one, and its expiry key is
+  not smaller.
+- Where the order of the expiry keys matters (``expiry_order``), a witness is left out only when the very
+  next row of the chunk is of the same source and has the same expiry key.
+- A row whose offset is not above an earlier offset of its source in the chunk is a replay whatever the
+  marks are. It is in no frame.
+- Therefore the offsets of a source rise within a frame, and to find replays it is enough to compare each
+  offset with the mark before the chunk.
+- A record without a stamp has source -1. A record in the future may move a mark, but not the latest point.
 """
 
 from __future__ import annotations
@@ -27,24 +31,26 @@ from replayfilter.core.columns import pack, unpack
 from replayfilter.core.stamp import Stamps
 from replayfilter.core.watermark.watermark_state import Observation
 
-OWN = 1  # decided by this shard; the others are witnesses
-FUTURE = 2  # later than batch time + max_future: moves no clock
-FIRST = 4  # first row of its source in the run: a gap if beyond the mark before the run + 1
-JUMP = 8  # beyond its source's previous row in the run + 1
+OWN = 1  # decided by this shard; other rows are witnesses
+FUTURE = 2  # later than batch time + max_future: doesn't move the latest point
+FIRST = 4  # first row of its source in the chunk: a gap if above the mark before the chunk + 1
+JUMP = 8  # a gap: above the offset of its source's previous row in the chunk + 1
 
 NO_SOURCE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One run for one shard: n rows in input order, k of them the shard's own, s sources.
+    """One chunk for one shard: n rows in input order, k of them the shard's own, s sources.
 
-    ``pids`` int64[s], ``partitions`` int32[s]: the sources. ``row`` uint32[n]: index in the run.
-    ``source`` int32[n]: index of the source, -1 for no stamp. ``offset`` int64[n]: stamp offset.
-    ``expiry`` int64[n]: expiry key in its unit. ``flags`` uint8[n]. ``hi``, ``lo`` uint64[k]: digests
-    of the own rows; ``input_offset`` int64[k]: theirs in the input, of length 0 unless remembered.
-    ``observation``: what the run says of the low watermark, if there is one. The run is named by ``topic``,
-    ``partition`` and ``first``, its first input offset.
+    - ``topic``, ``partition``, ``first``: identify the chunk; ``first`` is its first input offset.
+    - ``pids`` int64[s], ``partitions`` int32[s]: the sources.
+    - ``row`` uint32[n]: index in the chunk. ``source`` int32[n]: index of the source, -1 for no stamp.
+      ``offset`` int64[n]: the stamp's offset. ``expiry`` int64[n]: expiry key in its unit.
+      ``flags`` uint8[n]: OWN, FUTURE, FIRST, JUMP.
+    - ``hi``, ``lo`` uint64[k]: digests of the own rows. ``input_offset`` int64[k]: their offsets in the
+      input, of length 0 unless first records are remembered.
+    - ``observation``: what the chunk has for the low watermark, if there is one.
     """
 
     topic: str
@@ -88,7 +94,7 @@ _COLUMNS = ("pids", "partitions", "row", "source", "offset", "expiry", "flags", 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A run cut up: ``frames``, one for each shard, and ``replays`` uint32[r], rows already decided."""
+    """A chunk cut into ``frames``, one per shard; ``replays`` uint32[r]: rows that are already decided."""
 
     frames: list[Frame]
     replays: NDArray[np.uint32]
@@ -96,7 +102,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Rows by source: the table, each row's index in it, and the rows in (source, input) order."""
+    """Rows by source: the table of sources, each row's index in it, and the rows in (source, input) order."""
 
     pids: NDArray[np.int64]
     partitions: NDArray[np.int32]
@@ -115,19 +121,22 @@ def cut_frames(
     rows: NDArray[np.uint32],
     future: NDArray[np.bool_] | None,
     shards: int,
-    changes: bool = False,
+    expiry_order: bool = False,
     input_offset: NDArray[np.int64] | None = None,
     observation: Observation | None = None,
 ) -> Cut:
-    """Cut the fault-free rows of a run into one frame for each shard.
+    """Cut the rows of a chunk that are no errors into one frame per shard.
 
-    All arrays have the length of ``rows``, the rows' indexes in the run; ``digests`` is uint64[n, 2],
-    (hi, lo). ``stamps`` None: nothing is a replay. ``future`` None: nothing is. ``changes``: see the rules.
-    ``input_offset`` int64[n]: to be remembered with the keys; None: it is not. ``observation``: for every shard.
+    - ``rows`` uint32[n]: the rows' indexes in the chunk. All other arrays have this length.
+    - ``stamps``: None if replays are not filtered. ``expiry`` int64[n]. ``digests`` uint64[n, 2]: (hi, lo).
+    - ``future`` bool[n]: rows in the future; None if there are none.
+    - ``expiry_order``: whether the order of the expiry keys matters.
+    - ``input_offset`` int64[n]: None unless first records are remembered.
+    - ``observation``: goes to every shard.
     """
     sources = _find_sources(stamps, len(rows))
     offset = stamps.offsets if stamps is not None else np.zeros(len(rows), np.int64)
-    replayed = _replays_in_run(sources, offset)
+    replayed = _replays_in_chunk(sources, offset)
     replays = rows[replayed]
     input_offset = input_offset if input_offset is not None else np.zeros(0, np.int64)
     if len(replays):
@@ -148,7 +157,7 @@ def cut_frames(
         flags[future] |= FUTURE
         weight = np.where(future, np.iinfo(np.int64).min, expiry)
     rank = np.unique(weight, return_inverse=True)[1].astype(np.int64, copy=False)
-    repeated = _repeats(sources, weight) if changes else None
+    repeated = _repeats(sources, weight) if expiry_order else None
     hi, lo = digests[:, 0], digests[:, 1]
     shard = lo % np.uint64(shards)
     frames = []
@@ -189,13 +198,13 @@ def _keep_rows(sources: _Sources, keep: NDArray[np.bool_]) -> _Sources:
     return _Sources(sources.pids, sources.partitions, sources.index[keep], order)
 
 
-def _replays_in_run(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows whose offset is not above the largest earlier one of their source."""
+def _replays_in_chunk(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool[n]: rows whose offset is not above the largest earlier offset of their source."""
     replayed = np.zeros(len(offset), np.bool_)
     source, ordered = sources.index[sources.order], offset[sources.order]
     same = (source[1:] == source[:-1]) & (source[1:] != NO_SOURCE)
     if not (same & (ordered[1:] <= ordered[:-1])).any():
-        return replayed  # rising within every source: the usual case
+        return replayed  # the usual case: offsets rise within every source
     rank = np.unique(ordered, return_inverse=True)[1].astype(np.int64, copy=False)
     highest = _running_max(source.astype(np.int64) + 1, rank)
     replayed[sources.order[1:]] = same & (rank[1:] <= highest[:-1])
@@ -203,7 +212,7 @@ def _replays_in_run(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.
 
 
 def _running_max(group: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Largest rank so far within each group; groups are numbered upward, ranks are below their count."""
+    """int64[n]: the largest rank so far in each group. Groups come in rising order; ranks are below n."""
     base = group * (len(rank) + 1)
     return np.maximum.accumulate(base + rank) - base
 
@@ -215,7 +224,7 @@ def _order_flags(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.uin
     head = stamped.copy()
     head[1:] &= source[1:] != source[:-1]
     jump = np.zeros(len(offset), np.bool_)
-    # Offsets rise within a source here, so the difference, read as unsigned, can't overflow.
+    # Offsets rise within a source, so unsigned differences can't overflow.
     rise = ordered[1:].view(np.uint64) - ordered[:-1].view(np.uint64)
     jump[1:] = stamped[1:] & ~head[1:] & (rise > 1)
     flags[sources.order] = head * np.uint8(FIRST) + jump * np.uint8(JUMP)
@@ -223,16 +232,15 @@ def _order_flags(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.uin
 
 
 def _implied(sources: _Sources, own: NDArray[np.bool_], rank: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows implied by a later one, of the same source and before the shard's next own row.
+    """bool[n]: rows that a later row of the same source, before the shard's next own row, implies.
 
-    ``rank``: of the expiry key; the later row's must not be smaller.
+    ``rank`` int64[n]: rank of the expiry key; that of the later row must not be smaller.
     """
     if own.all():
         return np.zeros(len(own), np.bool_)
     order = sources.order
-    interval: NDArray[np.int64] = (
-        np.cumsum(own) - own
-    )  # own rows before this one: the next closes the interval
+    # An interval ends with an own row: each row's number of own rows before it.
+    interval: NDArray[np.int64] = np.cumsum(own) - own
     source, at = sources.index[order], interval[order]
     same = np.zeros(len(order), np.bool_)  # the next row in this order is of the same group
     same[:-1] = (source[1:] == source[:-1]) & (at[1:] == at[:-1])
@@ -249,7 +257,7 @@ def _implied(sources: _Sources, own: NDArray[np.bool_], rank: NDArray[np.int64])
 
 
 def _repeats(sources: _Sources, expiry: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows whose next row is of the same source and has the same expiry key."""
+    """bool[n]: rows whose next row is of the same source and has the same expiry key."""
     repeated = np.zeros(len(expiry), np.bool_)
     repeated[:-1] = (sources.index[1:] == sources.index[:-1]) & (expiry[1:] == expiry[:-1])
     return repeated

@@ -1,11 +1,14 @@
-"""Stamps: 20 bytes that say where a record came from, and the ids of those who put them there.
+"""Stamps: 20 bytes on a record that say which record of which source it was made from.
 
-Rules (design, section 2):
-- a stamp is pid int64, source partition int32, source offset int64, big-endian: 20 bytes;
-- anything else than exactly 20 bytes is not a stamp;
-- a pid is one number for each (job, source topic): by default XXH3-64 of the length-prefixed parts,
-  so that ("a", "bc") and ("ab", "c") differ. The scheme ``sqe`` is MurmurHash2-64A over the parts
-  joined with nothing between them: compatible with SQE, and ambiguous for that very reason.
+A job that starts again writes some records a second time. Each has the same stamp as before, so a reader
+that remembers the highest offset of each source can drop them.
+
+Rules:
+- a stamp is pid int64, source partition int32, source offset int64, big-endian: 20 bytes. Any value of
+  another length is not a stamp;
+- a pid is one number per (job, source topic). By default it is the XXH3-64 of the parts, each with its
+  length before it, so that ("a", "bc") and ("ab", "c") differ. The scheme ``sqe`` is MurmurHash2-64A of
+  the parts joined without a separator: compatible with SQE, but ambiguous.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from numpy.typing import NDArray
 from replayfilter.errors import StampError
 
 STAMP_BYTES = 20  # int64 + int32 + int64
-STAMP_HEADER = "rf-stamp"  # where a stamp is if records keep a key of their own
-SQE_SEED = 0xE17A1465  # SQE's own seed: pids must match those of jobs that still run it
+STAMP_HEADER = "rf-stamp"  # has the stamp where records keep their own key
+SQE_SEED = 0xE17A1465  # the seed of SQE, so that pids match those of jobs that still use it
 _LAYOUT = struct.Struct(">qiq")
 _WIRE = np.dtype([("pid", ">i8"), ("partition", ">i4"), ("offset", ">i8")])
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Stamp(NamedTuple):
-    """One record's origin: ``pid`` int64, source ``partition`` int32, source ``offset`` int64.
+    """Which source record a record was made from.
+
+    ``pid`` int64, source ``partition`` int32, source ``offset`` int64.
 
     >>> Stamp(-1, 2, 258).to_bytes().hex()
     'ffffffffffffffff000000020000000000000102'
@@ -44,7 +49,7 @@ class Stamp(NamedTuple):
     offset: int
 
     def to_bytes(self) -> bytes:
-        """The 20 bytes; raises :class:`StampError` when a field does not fit its width."""
+        """The 20 bytes. Raises :class:`StampError` if a field does not fit its width."""
         try:
             return _LAYOUT.pack(*self)
         except struct.error as error:
@@ -55,16 +60,16 @@ class Stamp(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> Stamp | None:
-        """The stamp in ``data``, or None when ``data`` is not exactly 20 bytes."""
+        """The stamp in ``data``, or None if ``data`` is not exactly 20 bytes."""
         if data is None or len(data) != STAMP_BYTES:
             return None
         return cls(*_LAYOUT.unpack(data))
 
     @classmethod
     def covering(cls, stamps: Sequence[Stamp]) -> Stamp:
-        """The stamp of a record made from several of one source: the one with the largest offset.
+        """The stamp for a record made from several records of one source: that with the largest offset.
 
-        Raises :class:`StampError` for no stamps, or for stamps of several sources.
+        Raises :class:`StampError` for no stamps, and for stamps of several sources.
 
         >>> Stamp.covering([Stamp(7, 0, 3), Stamp(7, 0, 5), Stamp(7, 0, 4)])
         Stamp(pid=7, partition=0, offset=5)
@@ -73,13 +78,15 @@ class Stamp(NamedTuple):
         if len(sources) != 1:
             raise StampError(
                 f"covering stamp of {len(stamps)} stamps from {len(sources)} sources {sorted(sources)[:4]}: "
-                "aggregate within one source (pid, partition) only, and over at least one record"
+                "combine records of one source (pid, partition) only, and at least one"
             )
         return max(stamps, key=lambda stamp: stamp.offset)
 
 
 def partition_for(source_partition: int, partitions: int) -> int:
-    """The partition for a record from ``source_partition``, in a topic of so many: a source stays together.
+    """The partition for a record from ``source_partition`` in a topic with this number of ``partitions``.
+
+    All records of a source go to one partition, so they keep their order.
 
     >>> [partition_for(source, 4) for source in (0, 1, 5, 7)]
     [0, 1, 1, 3]
@@ -88,7 +95,7 @@ def partition_for(source_partition: int, partitions: int) -> int:
 
 
 def stamp_packer() -> Callable[[int, int, int], bytes]:
-    """(pid, partition, offset) -> 20 bytes, for loops: raises ``struct.error`` instead of StampError."""
+    """A function (pid, partition, offset) -> 20 bytes for loops; raises ``struct.error``, not StampError."""
     return _LAYOUT.pack
 
 
@@ -106,7 +113,7 @@ class Stamps(NamedTuple):
 
 
 def parse_stamps(blobs: Sequence[bytes | None]) -> Stamps:
-    """Read n blobs at once; rows that are no stamp get zeros and ``valid`` False.
+    """The stamps in n values. For a value that is not a stamp the numbers are 0 and ``valid`` is False.
 
     >>> parse_stamps([Stamp(7, 1, 9).to_bytes(), b"key", None]).valid.tolist()
     [True, False, False]
@@ -116,7 +123,7 @@ def parse_stamps(blobs: Sequence[bytes | None]) -> Stamps:
 
 
 def stamps_from_wire(joined: bytes | memoryview, valid: NDArray[np.bool_]) -> Stamps:
-    """Stamps from the joined 20-byte blobs of the rows that are ``valid``, in row order."""
+    """The stamps of n rows; ``joined`` has the 20 bytes of those that are ``valid``, in row order."""
     wire = np.frombuffer(joined, dtype=_WIRE)
     n = len(valid)
     pids, partitions, offsets = np.zeros(n, np.int64), np.zeros(n, np.int32), np.zeros(n, np.int64)
@@ -129,7 +136,7 @@ def stamp_keys(
     partitions: NDArray[np.integer] | Sequence[int] | int,
     offsets: NDArray[np.integer] | Sequence[int],
 ) -> NDArray[np.void]:
-    """The stamps of many records as one array of 20-byte items (dtype ``V20``), shape of ``offsets``.
+    """The stamps of many records as an array of 20-byte items (dtype ``V20``), in the shape of ``offsets``.
 
     >>> stamp_keys(-1, 2, [258]).tolist()[0].hex()
     'ffffffffffffffff000000020000000000000102'
@@ -143,9 +150,8 @@ def stamp_keys(
 def producer_id(*parts: str, scheme: str = "xxh3") -> int:
     """The pid of a job and its source, as a signed 64-bit integer.
 
-    ``parts`` are by convention (cluster id, topic id, job name): with the topic's id in it, a topic
-    that is deleted and made again gets a new pid. Raises :class:`StampError` for no parts or an
-    unknown scheme.
+    By convention ``parts`` are (cluster id, topic id, job name). A topic that is deleted and created again
+    has a new id, so the pid is new too. Raises :class:`StampError` for no parts, and for an unknown scheme.
 
     >>> producer_id("a", "bc") != producer_id("ab", "c")
     True
@@ -160,7 +166,7 @@ def producer_id(*parts: str, scheme: str = "xxh3") -> int:
     elif scheme == "sqe":
         value = murmur2_64a(b"".join(encoded), SQE_SEED)
     else:
-        raise StampError(f"unknown pid scheme {scheme!r}: use 'xxh3', or 'sqe' for pids equal to SQE's")
+        raise StampError(f"unknown pid scheme {scheme!r}: use 'xxh3', or 'sqe' for the pids of SQE")
     return value - (1 << 64) if value >> 63 else value
 
 

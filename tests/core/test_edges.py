@@ -1,8 +1,8 @@
-"""Edge cases as tables: what is meant, case by case, held against the core and against the model.
+"""Edge cases as tables, checked with the core and with the model.
 
-A case is a list of batches; a batch a list of records ``(key, expiry key)`` or ``(key, expiry key, input
-partition)``. The expected routes are letters in the order given: Unique, Duplicate, eXpired, Future, Jump;
-a space parts batches.
+A case is a list of batches. A batch is a list of records, each ``(key, expiry key)`` or ``(key, expiry key,
+input partition)``. The expected routes are letters in the same order: Unique, Duplicate, eXpired, Future,
+Jump. Batches are separated by a space.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from random import Random
 
 import pytest
 
-from replayfilter.core.clock.expiry import INT64_MAX, INT64_MIN, Rules
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Match, Rules
 from tests.support.core_run import CoreRun
-from tests.support.reference import Model, Place, Record
+from tests.support.reference import Model, Position, Record
 from tests.support.streams import Batch, Stream
 
 LETTERS = {
@@ -28,28 +30,28 @@ Rows = list[list[tuple[int, ...]]]
 Case = tuple[Rules, Rows, str]
 
 TUPLE = Rules(period=10, span=3)  # the span does not divide the period
-BUCKET = Rules(period=10, span=5, match="bucket")
+BUCKET = Rules(period=10, span=5, match=Match.BUCKET)
 TUPLE_CASES: dict[str, Case] = {
     "the boundary expires": (TUPLE, [[(1, 20), (2, 10), (3, 11)]], "UXU"),
-    "a record expires by itself only with period 0": (Rules(period=0, span=1), [[(1, 5), (2, 6)]], "XX"),
-    "period 1 keeps the latest point alone": (
+    "with period 0 every record expires": (Rules(period=0, span=1), [[(1, 5), (2, 6)]], "XX"),
+    "period 1 keeps only the latest point": (
         Rules(period=1, span=1), [[(1, 5), (1, 5), (1, 6), (2, 5)]], "UDUX",
     ),
-    "a huge period keeps all": (
+    "a huge period keeps everything": (
         Rules(period=INT64_MAX, span=2**62), [[(1, INT64_MIN), (2, -5), (1, -2)]], "UUD",
     ),
     "the huge period's boundary": (
         Rules(period=INT64_MAX, span=2**62), [[(1, INT64_MIN), (2, -1), (3, INT64_MIN)]], "UUX",
     ),
-    "a key is forgotten at the period to the unit": (
+    "a key is forgotten exactly at the period": (
         TUPLE, [[(1, 3)], [(2, 12), (1, 12)], [(9, 13), (1, 13)]], "U UD UU",
     ),
-    "in a bucket that lives on, too": (TUPLE, [[(1, 3), (2, 5)], [(9, 14), (1, 14), (2, 14)]], "UU UUD"),
+    "also in a bucket that is not expired": (TUPLE, [[(1, 3), (2, 5)], [(9, 14), (1, 14), (2, 14)]], "UU UUD"),
     "equal keys in one batch": (TUPLE, [[(1, 5), (1, 5), (1, 6)]], "UDD"),
     "equal keys in two partitions of one batch: the lower is first": (TUPLE, [[(1, 5, 1), (1, 5, 0)]], "DU"),
     "equal keys in two batches": (TUPLE, [[(1, 5, 1)], [(1, 5, 0)]], "U D"),
     "equal times at a bucket's edges": (TUPLE, [[(1, 2), (1, 3), (2, 3), (2, 2)]], "UDUD"),
-    "other partitions' time counts from the next batch on": (
+    "the latest point of other partitions counts from the next batch on": (
         TUPLE, [[(1, 100, 0), (2, 5, 1)], [(3, 90, 1), (4, 91, 1)]], "UU XU",
     ),
     "negative times": (TUPLE, [[(1, -20), (1, -11), (2, -21), (3, -22)]], "UDXX"),
@@ -57,30 +59,30 @@ TUPLE_CASES: dict[str, Case] = {
     "match bucket: across batches": (BUCKET, [[(1, 4)], [(1, 5)], [(1, 4), (1, 9)]], "U U DD"),
 }  # fmt: skip
 
-ORDERED = Rules(clock="ordered", unit="integer", period=10, span=3)
-STEPS = Rules(clock="ordered", unit="integer", period=10, span=3, max_jump=5)
+ORDERED = Rules(clock=Clock.ORDERED, unit="integer", period=10, span=3)
+STEPS = Rules(clock=Clock.ORDERED, unit="integer", period=10, span=3, max_jump=5)
 ORDERED_CASES: dict[str, Case] = {
     "the boundary expires": (ORDERED, [[(1, 20), (2, 10), (3, 11)]], "UXU"),
-    "any step is taken without max_jump": (ORDERED, [[(1, 0), (2, 2**40)], [(3, 1)]], "UU X"),
-    "the first key has nothing to be compared with": (STEPS, [[(1, 2**40), (2, 2**40 + 5)]], "UU"),
-    "a jump is above max_jump, not at it": (STEPS, [[(1, 0), (2, 5), (3, 11)]], "UUJ"),
-    "what follows a jump goes on from before it": (STEPS, [[(1, 0), (2, 99), (3, 1), (3, 6)]], "UJUD"),
+    "without max_jump any step is allowed": (ORDERED, [[(1, 0), (2, 2**40)], [(3, 1)]], "UU X"),
+    "the first key is never a jump": (STEPS, [[(1, 2**40), (2, 2**40 + 5)]], "UU"),
+    "a step of max_jump is no jump": (STEPS, [[(1, 0), (2, 5), (3, 11)]], "UUJ"),
+    "records after a jump are compared with the point before it": (STEPS, [[(1, 0), (2, 99), (3, 1), (3, 6)]], "UJUD"),
     "a jump leaves no key behind": (STEPS, [[(1, 0), (2, 99), (2, 3)]], "UJU"),
-    "a climb in steps is none": (STEPS, [[(1, 0), (2, 5), (3, 10), (4, 15), (5, 5)]], "UUUUX"),
+    "a rise in small steps is no jump": (STEPS, [[(1, 0), (2, 5), (3, 10), (4, 15), (5, 5)]], "UUUUX"),
     "across batches": (STEPS, [[(1, 0)], [(2, 6)], [(3, 5)], [(2, 6)]], "U J U U"),
-    "another partition's step counts from the next batch on": (
+    "a step of another partition counts from the next batch on": (
         STEPS, [[(1, 0)], [(2, 5, 0), (3, 9, 1)], [(3, 9, 1)]], "U UJ U",
     ),
     "the ends of int64": (STEPS, [[(1, INT64_MIN + 1), (2, INT64_MAX), (3, INT64_MIN + 2)]], "UJU"),
 }  # fmt: skip
 
-GROUPS = Rules(clock="categorical", unit="integer", period=1, match="bucket")
-ANYWHERE = Rules(clock="categorical", unit="integer", period=1, match="window")
+GROUPS = Rules(clock=Clock.CATEGORICAL, unit="integer", period=1, match=Match.BUCKET)
+ANYWHERE = Rules(clock=Clock.CATEGORICAL, unit="integer", period=1, match=Match.WINDOW)
 A, B, C, D = 700, -3, 12, 0  # categories have no order
 CATEGORICAL_CASES: dict[str, Case] = {
     "one back is still open": (GROUPS, [[(1, A), (2, B), (3, A), (4, C), (5, A), (6, B)]], "UUUUXU"),
-    "period 0: only the last": (
-        Rules(clock="categorical", unit="integer", period=0), [[(1, A), (2, B), (3, A)]], "UUX",
+    "period 0: only the last category is open": (
+        Rules(clock=Clock.CATEGORICAL, unit="integer", period=0), [[(1, A), (2, B), (3, A)]], "UUX",
     ),
     "in the same category only": (GROUPS, [[(1, A), (1, A), (1, B), (1, A)]], "UDUD"),
     "in any open category": (ANYWHERE, [[(1, A)], [(1, B)], [(2, C)], [(1, C)]], "U D U U"),
@@ -114,13 +116,13 @@ AHEAD = NOW_MS + YEAR_MS
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        # One record: it is future, and nobody else notices.
+        # One record is in the future. The others are not affected.
         ([[(1, NOW_MS - 10), (2, AHEAD), (3, NOW_MS - 5)], [(4, NOW_MS - 3_599_000)]], "UFU U"),
-        # One partition: all of it is future, the others go on.
+        # All records of one partition are in the future. The other partition is not affected.
         ([[(1, AHEAD, 0), (2, AHEAD + 1, 0), (3, NOW_MS, 1)], [(4, AHEAD + 2, 0), (5, NOW_MS, 1)]], "FFU FU"),
-        # For good, and everybody: all future, nothing expires, until the time has come.
+        # All records are in the future: nothing expires.
         ([[(1, NOW_MS)], [(2, AHEAD), (3, AHEAD, 1)], [(4, NOW_MS - 3_599_999)]], "U FF U"),
-        # Ten minutes ahead are still believed, to the unit.
+        # Ten minutes ahead is exactly the limit.
         ([[(1, NOW_MS + 600_000), (2, NOW_MS + 600_001)]], "UF"),
     ],
 )
@@ -129,23 +131,23 @@ def test_a_clock_a_year_ahead(rows: Rows, expected: str) -> None:
 
 
 def routed(rules: Rules, rows: Rows, *, shards: int = 2, max_future_us: int | None = None) -> str:
-    """The routes as letters; the core's, after the model has agreed."""
+    """The routes of the core as letters, after a check that the model agrees."""
     offsets: dict[int, int] = {}
     batches = []
-    for batch in rows:
+    for row in rows:
         records = []
-        for key, expiry, *rest in batch:
+        for key, expiry, *rest in row:
             partition = rest[0] if rest else 0
             offsets[partition] = offset = offsets.get(partition, -1) + 1
-            records.append(Record(Place("t", partition, offset), None, None, key, expiry))
+            records.append(Record(Position("t", partition, offset), None, None, key, expiry))
         batches.append(Batch(NOW_US, tuple(records)))
     stream = Stream(0, "edges", rules, max_future_us, shards, "honest", tuple(batches))
     core, model, random = CoreRun.of(stream), Model(rules, max_future_us), Random(0)
+    letter = {route: name for name, route in LETTERS.items()}
     words = []
-    for batch in batches:
+    for batch in stream.batches:
         routes = core.decide(batch, random)
-        meant = model.decide(batch.records, batch.time_us)
-        assert routes == {place: decision.route for place, decision in meant.items()}
-        letter = {route: name for name, route in LETTERS.items()}
-        words.append("".join(letter[routes[record.place]] for record in batch.records))
+        expected = model.decide(batch.records, batch.time_us)
+        assert routes == {position: decision.route for position, decision in expected.items()}
+        words.append("".join(letter[routes[record.position]] for record in batch.records))
     return " ".join(words)

@@ -1,8 +1,8 @@
-"""Real data through the core: the 336,776 flights that left New York in 2013, by every clock and match.
+"""Real data through the core: the 336,776 flights that left New York in 2013, with every clock and match.
 
-Each flight is a JSON event, in the order in which the planes took off; its expiry key is when it should have,
-so the late ones are late. Each airport is an input partition. What the core decides is held against a
-computation in pandas that knows nothing of frames, shards, digests or buckets of runs.
+Each flight is a JSON event, in the order of departure. Its expiry key is the scheduled departure, so delayed
+flights are late records. Each airport is an input partition. The routes are compared with those of a
+computation in pandas that knows nothing of frames, shards, digests or runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.frames import Frame, cut_frames
 from replayfilter.core.routing import Route, route_batch
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import Match, Rules
 from replayfilter.core.state import ShardState
 from replayfilter.formats import KeySpec, RecordColumns, build_extractor
 from tests.support.core_run import MemoryStore
@@ -32,11 +33,9 @@ HOUR_US = 3_600 * 10**6
 
 @dataclass(frozen=True)
 class Flights:
-    """All flights in the order of decision: by batch, partition, offset; ``values`` are their JSON."""
+    """All flights in the order of decision (batch, partition, offset); ``values``: their JSON."""
 
-    table: (
-        pd.DataFrame
-    )  # batch, partition, offset, tailnum, carrier, flight, due (us), left (us), day, number
+    table: pd.DataFrame  # batch, partition, offset, tailnum, carrier, flight, due, left (us), day, number
     values: list[bytes]
 
 
@@ -52,7 +51,7 @@ def flights() -> Flights:
     table["day"] = due.dt.strftime("%Y-%m-%d")
     table["due"] = due.astype("datetime64[us, UTC]").astype("int64")
     table["left"] = left.astype("datetime64[us, UTC]").astype("int64")
-    # A sequence number as a booking system would give: in the order in which they are due.
+    # A sequence number like that of a booking system, in the order of the scheduled departure.
     table["number"] = table["due"].rank(method="first").astype("int64")
     table = table.sort_values("left", kind="stable", ignore_index=True)
     table["batch"] = np.arange(len(table)) * BATCHES // len(table)
@@ -65,7 +64,7 @@ def flights() -> Flights:
 
 
 def batch_time(table: pd.DataFrame) -> pd.Series:
-    """Of each flight's batch, in us: when its last plane left."""
+    """The time of each flight's batch, in us: when the last plane of the batch left."""
     return table.groupby("batch")["left"].transform("max")
 
 
@@ -73,7 +72,7 @@ def batch_time(table: pd.DataFrame) -> pd.Series:
 
 
 def routed(keys: KeySpec, rules: Rules) -> NDArray[np.uint8]:
-    """The route of each flight, as decode and route would have it."""
+    """The route of each flight, as decode and route decide it."""
     table, values = flights().table, flights().values
     extract = build_extractor(keys)
     states = [ShardState.empty() for _ in range(SHARDS)]
@@ -83,24 +82,25 @@ def routed(keys: KeySpec, rules: Rules) -> NDArray[np.uint8]:
     for _, batch in table.groupby("batch"):
         frames: list[list[Frame]] = [[] for _ in range(SHARDS)]
         starts: dict[int, int] = {}
-        for partition, run in batch.groupby("partition"):
-            start, end = int(run.index[0]), int(run.index[-1]) + 1
-            starts[int(partition)] = start  # type: ignore[call-overload]
+        for _, chunk in batch.groupby("partition"):
+            partition = int(chunk["partition"].iloc[0])
+            start, end = int(chunk.index[0]), int(chunk.index[-1]) + 1
+            starts[partition] = start
             answer = extract(RecordColumns(values[start:end]))
             bad = [error.row for error in answer.errors]
             codes[[start + row for row in bad]] = Route.ERROR
             rows = np.setdiff1d(np.arange(end - start), bad)
             cut = cut_frames(
                 "flights",
-                int(partition),
-                int(run["offset"].iloc[0]),
+                partition,
+                int(chunk["offset"].iloc[0]),
                 stamps=None,
                 expiry=answer.expiry[rows],
                 digests=answer.digests[rows],
                 rows=rows.astype(np.uint32),
                 future=None,
                 shards=SHARDS,
-                changes=rules.needs_changes,
+                expiry_order=rules.needs_expiry_order,
             )
             for shard, frame in zip(frames, cut.frames, strict=True):
                 shard.append(frame)
@@ -119,15 +119,15 @@ def routed(keys: KeySpec, rules: Rules) -> NDArray[np.uint8]:
 
 
 def latest_points(table: pd.DataFrame, expiry: pd.Series, counts: pd.Series) -> pd.Series:
-    """At each flight: the largest expiry key of all batches before, and so far in its own partition."""
+    """The largest expiry key of all batches before, and so far in the flight's own partition."""
     seen = expiry.where(counts, -(2**62))
     within = seen.groupby([table["batch"], table["partition"]]).cummax()
     before = seen.groupby(table["batch"]).max().cummax().shift(fill_value=-(2**62))
-    return np.maximum(within, table["batch"].map(before))
+    return within.clip(lower=table["batch"].map(before))
 
 
 def with_windows(keys: pd.Series, expiry: pd.Series, latest: pd.Series, period: int) -> pd.Series:
-    """Which of the flights, in order, repeat the last one of their key that was no repetition itself."""
+    """Which flights, in order, repeat within the period the last flight of their key that was accepted."""
     newest: dict[str, int] = {}
     repeats = []
     for key, due, point in zip(keys, expiry, latest, strict=True):
@@ -146,26 +146,26 @@ def decided(
     candidates = codes.index[codes == Route.UNIQUE]
     found = repeats(candidates)
     codes[found.index[found]] = int(Route.DUPLICATE)
-    return codes.to_numpy(np.uint8)
+    return np.asarray(codes, np.uint8)
 
 
-def by_time(clock: str, match: str, expiry: pd.Series, period: int, span: int) -> NDArray[np.uint8]:
-    """Clocks whose time is a number: a plane seen again within the period, or the bucket, is a duplicate."""
+def by_time(clock: Clock, match: Match, expiry: pd.Series, period: int, span: int) -> NDArray[np.uint8]:
+    """A plane seen again within the period, or in the same bucket, is a duplicate."""
     table = flights().table
     error = table["tailnum"].isna()
-    latest = batch_time(table) if clock == "system" else latest_points(table, expiry, ~error)
+    latest = batch_time(table) if clock is Clock.SYSTEM else latest_points(table, expiry, ~error)
 
     def repeats(index: pd.Index) -> pd.Series:
         keys = table["tailnum"][index]
-        if match == "bucket":
+        if match is Match.BUCKET:
             return pd.DataFrame({"key": keys, "bucket": expiry[index] // span}).duplicated()
         return with_windows(keys, expiry[index], latest[index], period)
 
     return decided(table, error, latest - expiry >= period, repeats)
 
 
-def agree(core: NDArray[np.uint8], pandas: NDArray[np.uint8], least: dict[Route, int]) -> None:
-    """The routes are equal, and there are enough of each for that to mean something."""
+def assert_agree(core: NDArray[np.uint8], pandas: NDArray[np.uint8], least: dict[Route, int]) -> None:
+    """The routes are equal, and there are enough records of each route."""
     assert np.flatnonzero(core != pandas).tolist() == []
     for route, number in least.items():
         assert int((core == route).sum()) >= number, route
@@ -179,49 +179,49 @@ NO_PLANE = {Route.ERROR: 2_512}
 
 @pytest.mark.parametrize(
     ("clock", "match", "hours", "duplicates"),
-    [("tuple", "window", 4, 30_000), ("tuple", "bucket", 4, 500),
-     ("system", "window", 120, 50_000), ("system", "bucket", 120, 30_000)],
+    [(Clock.TUPLE, Match.WINDOW, 4, 30_000), (Clock.TUPLE, Match.BUCKET, 4, 500),
+     (Clock.SYSTEM, Match.WINDOW, 120, 50_000), (Clock.SYSTEM, Match.BUCKET, 120, 30_000)],
 )  # fmt: skip
-def test_time(clock: str, match: str, hours: int, duplicates: int) -> None:
-    """Planes seen again within so many hours; flights that much late are expired."""
+def test_time(clock: Clock, match: Match, hours: int, duplicates: int) -> None:
+    """Planes seen again within ``hours`` are duplicates; flights delayed by ``hours`` are expired."""
     period = hours * HOUR_US
     span = period // 2
     rules = Rules(replay=False, clock=clock, period=period, span=span, match=match, unit="iso8601")
     core = routed(KeySpec("json", PLANE, "scheduled", "iso8601"), rules)
     least = NO_PLANE | {Route.UNIQUE: 10_000, Route.EXPIRED: 1_000, Route.DUPLICATE: duplicates}
-    agree(core, by_time(clock, match, flights().table["due"], period, span), least)
+    assert_agree(core, by_time(clock, match, flights().table["due"], period, span), least)
 
 
-@pytest.mark.parametrize(("match", "duplicates"), [("window", 10_000), ("bucket", 900)])
-def test_ordered(match: str, duplicates: int) -> None:
-    """The same by sequence number: 200 behind the latest is expired."""
-    rules = Rules(replay=False, clock="ordered", period=200, span=150, match=match, unit="integer")
+@pytest.mark.parametrize(("match", "duplicates"), [(Match.WINDOW, 10_000), (Match.BUCKET, 900)])
+def test_ordered(match: Match, duplicates: int) -> None:
+    """The same by sequence number: a flight 200 behind the latest is expired."""
+    rules = Rules(replay=False, clock=Clock.ORDERED, period=200, span=150, match=match, unit="integer")
     core = routed(KeySpec("json", PLANE, "number", "integer"), rules)
     least = NO_PLANE | {Route.UNIQUE: 10_000, Route.EXPIRED: 1_000, Route.DUPLICATE: duplicates}
-    agree(core, by_time("ordered", match, flights().table["number"], 200, 150), least)
+    assert_agree(core, by_time(Clock.ORDERED, match, flights().table["number"], 200, 150), least)
 
 
-@pytest.mark.parametrize("match", ["window", "bucket"])
-def test_categorical(match: str) -> None:
-    """A day is closed at an airport as soon as a plane of the next has left; the key is the route flown."""
-    rules = Rules(replay=False, clock="categorical", period=0, span=1, match=match, unit="integer")
+@pytest.mark.parametrize("match", Match)
+def test_categorical(match: Match) -> None:
+    """A day is closed at an airport when a plane of the next day has left; the key is the route flown."""
+    rules = Rules(replay=False, clock=Clock.CATEGORICAL, period=0, span=1, match=match, unit="integer")
     core = routed(KeySpec("json", ("carrier", "dest"), "day", "category"), rules)
     table = flights().table
     least = {Route.UNIQUE: 1_000, Route.EXPIRED: 5, Route.DUPLICATE: 100_000}
-    agree(core, by_category(table, match, period=0), least)
+    assert_agree(core, by_category(table, match, period=0), least)
 
 
-def by_category(table: pd.DataFrame, match: str, period: int) -> NDArray[np.uint8]:
+def by_category(table: pd.DataFrame, match: Match, period: int) -> NDArray[np.uint8]:
     first = table.groupby(["partition", "day"])["offset"].min().sort_values()
-    place = first.groupby("partition").rank().astype("int64")  # of a day among its partition's days
+    rank = first.groupby("partition").rank().astype("int64")  # of a day among the days of its partition
     number = pd.Series(
-        place.reindex(pd.MultiIndex.from_frame(table[["partition", "day"]])).to_numpy(), table.index
+        rank.reindex(pd.MultiIndex.from_frame(table[["partition", "day"]])).to_numpy(), table.index
     )
     expired = number.groupby(table["partition"]).cummax() - number > period
     keys = table["carrier"] + " " + table["dest"]
 
     def repeats(index: pd.Index) -> pd.Series:
-        if match == "bucket":
+        if match is Match.BUCKET:
             return pd.DataFrame({"key": keys[index], "day": table["day"][index]}).duplicated()
         return in_open_days(table.loc[index], keys[index], number, period)
 
@@ -229,7 +229,7 @@ def by_category(table: pd.DataFrame, match: str, period: int) -> NDArray[np.uint
 
 
 def in_open_days(rows: pd.DataFrame, keys: pd.Series, number: pd.Series, period: int) -> pd.Series:
-    """A key of a day that is open at some airport when the batch begins, or that a day takes in the batch."""
+    """Keys of a day that is open at an airport when the batch begins, or accepted in the batch."""
     reached: dict[int, int] = {}  # partition: its latest day's number
     days: dict[str, dict[int, int]] = {}  # day: its number by partition
     has: dict[str, set[str]] = {}  # day: its keys
@@ -250,17 +250,17 @@ def in_open_days(rows: pd.DataFrame, keys: pd.Series, number: pd.Series, period:
 
 
 def test_none() -> None:
-    """Nothing expires: each flight number of a carrier on a day is once unique. 24 were there twice."""
-    rules = Rules(replay=False, clock="none", period=0, span=1, unit="integer")
+    """Nothing expires. A carrier's flight number is unique once per day; 24 occur twice."""
+    rules = Rules(replay=False, clock=Clock.NONE, period=0, span=1, unit="integer")
     core = routed(KeySpec("json", ("carrier", "flight", "day"), None, "integer"), rules)
     table = flights().table
     same = table.duplicated(["carrier", "flight", "day"])
     nothing = pd.Series(False, table.index)
-    agree(core, decided(table, nothing, nothing, lambda index: same[index]), {Route.UNIQUE: 300_000})
+    assert_agree(core, decided(table, nothing, nothing, lambda index: same[index]), {Route.UNIQUE: 300_000})
 
 
-def test_none_with_a_key_of_which_nearly_all_are_duplicates() -> None:
-    rules = Rules(replay=False, clock="none", period=0, span=1, unit="integer")
+def test_none_with_mostly_duplicates() -> None:
+    rules = Rules(replay=False, clock=Clock.NONE, period=0, span=1, unit="integer")
     core = routed(KeySpec("json", PLANE, None, "integer"), rules)
     table = flights().table
     counts = {Route.UNIQUE: table["tailnum"].nunique(), Route.ERROR: int(table["tailnum"].isna().sum())}

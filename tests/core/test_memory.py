@@ -1,4 +1,4 @@
-"""What a shard keeps is bounded by the period and the time to live of marks, not by the stream's length."""
+"""The state of a shard is bounded by the period and by the time to live of marks, not by the stream."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.frames import cut_frames
-from replayfilter.core.routing import ShardState, route_batch
+from replayfilter.core.routing import route_batch
+from replayfilter.core.rules import Match, Rules
 from replayfilter.core.stamp import Stamps
+from replayfilter.core.state import ShardState
 from tests.support.core_run import MemoryStore
 
 PERIOD = 3_600  # in the expiry key's unit, seconds
 SPAN = PERIOD // 12
-BATCHES = 20  # in a period
+BATCHES = 20  # per period
 TICK = PERIOD // BATCHES  # seconds from batch to batch
-KEYS = 1_000  # new keys in a batch
+KEYS = 1_000  # new keys per batch
 PERIODS = 8
-KEY_BYTES = 24  # the most that a remembered key may take in the state, overheads included
+KEY_BYTES = 24  # at most, per key in the state, overheads included
 EPOCH = 1_700_000_000
 
 
 @dataclass
 class Kept:
-    """What a shard keeps after a batch: bytes of its state with all runs, and what is in it."""
+    """What a shard keeps after a batch: the bytes of its state and runs, and what is in them."""
 
     size: int
     keys: int
@@ -36,13 +38,13 @@ class Kept:
     sources: int
 
 
-@pytest.mark.parametrize("clock", ["tuple", "system"])
-@pytest.mark.parametrize("match", ["window", "bucket"])
-def test_dedup_keys_are_bounded_by_the_period(clock: str, match: str) -> None:
+@pytest.mark.parametrize("clock", [Clock.TUPLE, Clock.SYSTEM])
+@pytest.mark.parametrize("match", Match)
+def test_dedup_keys_are_bounded_by_the_period(clock: Clock, match: Match) -> None:
     rules = Rules(clock=clock, period=PERIOD, span=SPAN, match=match, unit="s")
     kept = list(run_stream(rules, PERIODS * BATCHES, sources=4))
-    full = kept[2 * BATCHES :]  # by then as many keys expire as arrive
-    # All keys within the period, and those that wait for the rest of their bucket to expire.
+    full = kept[2 * BATCHES :]  # from here on as many keys expire as arrive
+    # All keys within the period, and expired ones whose bucket has not expired yet.
     most = KEYS * (PERIOD + SPAN + TICK) // TICK
     assert max(after.keys for after in full) <= most
     assert min(after.keys for after in full) >= KEYS * (PERIOD - TICK) // TICK, "unexpired keys are gone"
@@ -52,32 +54,32 @@ def test_dedup_keys_are_bounded_by_the_period(clock: str, match: str) -> None:
 
 
 def test_marks_are_bounded_by_their_time_to_live() -> None:
-    """Jobs come and go: every batch has sources that were never there before, and never come again."""
+    """Every batch has sources that were never seen before and are never seen again."""
     rules = Rules(dedup=False, mark_ttl_us=10 * TICK * 1_000_000)
     kept = list(run_stream(rules, 60, sources=50, new_sources=True))
     assert [after.sources for after in kept[10:]] == [50 * 11] * 50, "the last batch's and ten before it"
     assert_level([after.size for after in kept[10:]])
 
 
-def test_a_clock_that_stands_still_keeps_everything() -> None:
-    """The measure itself can fail: without expiry the state does grow."""
-    kept = list(run_stream(Rules(clock="none"), 2 * BATCHES, sources=4))
+def test_without_a_clock_everything_is_kept() -> None:
+    """The check itself can fail: without expiry the state grows."""
+    kept = list(run_stream(Rules(clock=Clock.NONE), 2 * BATCHES, sources=4))
     assert [after.keys for after in kept] == [KEYS * (number + 1) for number in range(2 * BATCHES)]
     with pytest.raises(AssertionError):
         assert_level([after.size for after in kept])
 
 
 def assert_level(sizes: list[int]) -> None:
-    """The second half of the sizes is not larger than the first, but for a hundredth of noise."""
+    """The second half of the sizes is at most 1% larger than the first."""
     half = len(sizes) // 2
     assert max(sizes[half:]) <= 1.01 * max(sizes[:half])
     assert sum(sizes[half:]) / (len(sizes) - half) <= 1.01 * sum(sizes[:half]) / half
 
 
 def run_stream(rules: Rules, batches: int, sources: int, *, new_sources: bool = False) -> Iterator[Kept]:
-    """A steady stream through one shard: new keys, then as many duplicates and replays; out of order.
+    """A steady stream through one shard: in each batch new keys, as many duplicates and as many replays.
 
-    The state goes through bytes between batches, as it does in the service.
+    Between batches the state is written to bytes and read again, as in the service.
     """
     store, data = MemoryStore(), ShardState.empty().to_bytes()
     random = np.random.default_rng(7)
@@ -87,13 +89,13 @@ def run_stream(rules: Rules, batches: int, sources: int, *, new_sources: bool = 
         late = random.integers(0, TICK, KEYS)
         source = np.arange(KEYS) % sources + (number * sources if new_sources else 0)
         stamps = Stamps(source, np.zeros(KEYS, np.int32), new, np.ones(KEYS, np.bool_))
-        runs = [
+        chunks = [
             (new, stamps),
-            (new[::-1], unstamped(KEYS)),  # the senders' retries
-            (new, stamps),  # the upstream job's
+            (new[::-1], unstamped(KEYS)),  # retries of the senders
+            (new, stamps),  # a retry of the upstream job
         ]
         frames = []
-        for first, (keys, marked) in enumerate(runs):
+        for first, (keys, marked) in enumerate(chunks):
             expiry = now - late[keys - number * KEYS]
             cut = cut_frames(
                 "t", 0, first, stamps=marked, expiry=expiry, digests=digests(keys),
@@ -102,7 +104,9 @@ def run_stream(rules: Rules, batches: int, sources: int, *, new_sources: bool = 
             frames += cut.frames
         batch = route_batch(frames, rules, ShardState.from_bytes(data), store, now * 1_000_000)
         data = batch.state.to_bytes()
-        assert batch.stats["bytes"] == sum(map(len, store.values())), "runs that nobody drops"
+        assert batch.stats["bytes"] == sum(map(len, store.values())), (
+            "runs in the store that are not in the directory"
+        )
         size = len(data) + batch.stats["bytes"]
         yield Kept(size, batch.stats["keys"], batch.stats["runs"], batch.stats["sources"])
 

@@ -1,4 +1,4 @@
-"""The vectorised core against the reference model, on thousands of seeded random streams."""
+"""The vectorised core against the reference model, on thousands of random streams."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replayfilter.core import buckets, dedup, frames, routing
-from replayfilter.core import key_run as runs
-from replayfilter.core.clock import expiry
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core import batch_clock, buckets, dedup, frames, key_run, routing
+from replayfilter.core.clock import expiry, units
 from replayfilter.core.replay import marks
+from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp, parse_stamps
 from tests.support import core_run
 from tests.support.core_run import CoreRun, compare, describe, routes
-from tests.support.reference import Model, Place, Record
+from tests.support.reference import Model, Position, Record
 from tests.support.streams import PROFILES, Batch, Stream, make_stream, recut
 
 SEEDS = 320  # of each profile; 3,840 streams in all
@@ -82,7 +81,7 @@ def test_merging_does_not_matter(monkeypatch: pytest.MonkeyPatch, most: int) -> 
 def test_the_plain_filter_agrees_with_the_model() -> None:
     for seed in range(100):
         stream = one_partition(make_stream(seed, "replays"))
-        records = [record for record in stream.records() if not record.fault]
+        records = [record for record in stream.records() if not record.broken]
         model = Model(stream.rules)
         expected = [d.route != routing.Route.REPLAY for d in model.decide(records, time_us=0).values()]
         blobs = [core_run.blob(record) for record in records]
@@ -114,30 +113,30 @@ def test_rare_cases(monkeypatch: pytest.MonkeyPatch, case: str, merged: bool) ->
         monkeypatch.setattr(buckets, "MAX_RUN_KEYS", 1)
     keys, last = RARE[case]
     numbered = [[(i, *pair) for i, pair in enumerate(batch, 100 * n)] for n, batch in enumerate(keys)]
-    rows = [[Record(Place("t", 0, i), None, None, key, at) for i, key, at in batch] for batch in numbered]
+    rows = [[Record(Position("t", 0, i), None, None, key, at) for i, key, at in batch] for batch in numbered]
     parts = tuple(Batch(0, tuple(records)) for records in rows)
     stream = Stream(0, case, Rules(period=10, span=4), None, 2, "honest", parts)
     expected = ["DUPLICATE" if letter == "D" else "UNIQUE" for letter in last]
     for found in (model_routes(stream), core_routes(stream)):
-        assert [found[record.place].name for record in rows[-1]] == expected
+        assert [found[record.position].name for record in rows[-1]] == expected
 
 
 def one_partition(stream: Stream) -> Stream:
     """The records of the stream's first input partition, at one batch time, with marks that stay."""
-    place = min((record.place[:2] for record in stream.records()), default=None)
+    place = min((record.position[:2] for record in stream.records()), default=None)
     batches = (
-        replace(batch, time_us=0, records=tuple(r for r in batch.records if r.place[:2] == place))
+        replace(batch, time_us=0, records=tuple(r for r in batch.records if r.position[:2] == place))
         for batch in stream.batches
     )
     return replace(stream, batches=tuple(batches), rules=replace(stream.rules, mark_ttl_us=0))
 
 
-def core_routes(stream: Stream) -> dict[Place, routing.Route]:
+def core_routes(stream: Stream) -> dict[Position, routing.Route]:
     core, random = CoreRun.of(stream), Random(stream.seed)
     return {place: route for batch in stream.batches for place, route in core.decide(batch, random).items()}
 
 
-def model_routes(stream: Stream) -> dict[Place, routing.Route]:
+def model_routes(stream: Stream) -> dict[Position, routing.Route]:
     model = Model(stream.rules, stream.max_future_us)
     decided = (model.decide(batch.records, batch.time_us, batch.period) for batch in stream.batches)
     return {place: route for decisions in decided for place, route in routes(decisions).items()}
@@ -147,15 +146,15 @@ def model_routes(stream: Stream) -> dict[Place, routing.Route]:
 
 
 def aged_late(latest: Any, keys: Any, period: int) -> Any:
-    return expiry.aged(latest, keys, min(period + 1, expiry.INT64_MAX))
+    return expiry.aged(latest, keys, min(period + 1, units.INT64_MAX))
 
 
 def aged_wrapping(latest: Any, keys: Any, period: int) -> Any:
     return latest - keys >= period
 
 
-def points_of_the_run_alone(latest: int, keys: Any, counts: Any) -> Any:
-    return expiry.latest_points(expiry.UNKNOWN, keys, counts)
+def points_of_the_chunk_alone(latest: int, keys: Any, counts: Any) -> Any:
+    return expiry.latest_points(units.UNKNOWN, keys, counts)
 
 
 def no_witnesses(sources: Any, own: Any, rank: Any) -> Any:
@@ -169,14 +168,14 @@ def every_row_a_repeat(sources: Any, expiry: Any) -> Any:
 def jumps_by_all_before(latest: int, keys: Any, counts: Any, max_jump: int) -> Any:
     points, _ = expiry.latest_points(latest, keys, counts)
     before = np.concatenate([[latest], points])[:-1]
-    return counts & (before != expiry.UNKNOWN) & (keys > before) & (keys - before > max_jump)
+    return counts & (before != units.UNKNOWN) & (keys > before) & (keys - before > max_jump)
 
 
-def no_replays_in_run(sources: Any, offset: Any) -> Any:
+def no_replays_in_chunk(sources: Any, offset: Any) -> Any:
     return np.zeros(len(offset), np.bool_)
 
 
-def run_as_it_comes(parts: list[Any], real: Callable[[list[Any]], Any] = runs.Run.merged) -> Any:
+def run_as_it_comes(parts: list[Any], real: Callable[[list[Any]], Any] = key_run.Run.merged) -> Any:
     return parts[0] if len(parts) == 1 else real(parts)
 
 
@@ -204,31 +203,31 @@ def upper_halves_only(self: Any, hi: Any, lo: Any, masks: Any) -> Any:
 
 
 def lenient_threshold(time_us: int, max_future_us: int, unit: str) -> int:
-    return expiry.future_threshold(time_us, max_future_us, unit) + 1
+    return units.future_threshold(time_us, max_future_us, unit) + 1
 
 
 def time_rounded_up(time_us: int, unit: str) -> int:
-    return -(-time_us * 1000 // expiry.UNIT_NS[unit])
+    return -(-time_us * 1000 // units.UNIT_NS[unit])
 
 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
-    ("plain", routing, "aged", aged_late),
+    ("plain", batch_clock, "aged", aged_late),
     ("plain", dedup, "aged", aged_late),
-    ("extremes", routing, "aged", aged_wrapping),
-    ("plain", routing, "latest_points", points_of_the_run_alone),
+    ("extremes", batch_clock, "aged", aged_wrapping),
+    ("plain", batch_clock, "latest_points", points_of_the_chunk_alone),
     ("plain", frames, "_implied", no_witnesses),
     ("ordered", frames, "_repeats", every_row_a_repeat),
     ("categorical", frames, "_repeats", every_row_a_repeat),
-    ("ordered", routing, "find_jumps", jumps_by_all_before),
-    ("replays", frames, "_replays_in_run", no_replays_in_run),
-    ("crowded", runs.Run, "merged", run_as_it_comes),
+    ("ordered", batch_clock, "find_jumps", jumps_by_all_before),
+    ("replays", frames, "_replays_in_chunk", no_replays_in_chunk),
+    ("crowded", key_run.Run, "merged", run_as_it_comes),
     ("plain", buckets.Buckets, "evict", evict_early),
     ("plain", buckets.Buckets, "evict", evict_late),
     ("replays", marks.Marks, "without_idle", idle_at_once),
     ("replays", marks.BatchMarks, "replays", marks_across_partitions),
-    ("crowded", runs.Run, "search", upper_halves_only),
+    ("crowded", key_run.Run, "search", upper_halves_only),
     ("times", core_run, "future_threshold", lenient_threshold),
-    ("system", routing, "time_in_unit", time_rounded_up),
+    ("system", batch_clock, "time_in_unit", time_rounded_up),
 ]
 
 
@@ -248,7 +247,7 @@ def test_a_fault_in_the_core_is_noticed(
 
 
 def test_shrinking_keeps_the_failure_and_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_replays_in_run", no_replays_in_run)
+    monkeypatch.setattr(frames, "_replays_in_chunk", no_replays_in_chunk)
     stream = next(stream for stream in map(replay_stream, range(SEEDS)) if fails(stream))
     small, failure = core_run.shrink(stream)
     assert isinstance(failure, AssertionError)

@@ -1,4 +1,4 @@
-"""The vectors that fix the meaning, record at a time, vectorised, and through the reference model."""
+"""Test vectors: by the plain functions, by the vectorised core, and by the reference model."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replayfilter.core.clock.expiry import Rules, aged, latest_points
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.expiry import aged, latest_points
 from replayfilter.core.columns import pack
 from replayfilter.core.frames import Frame
 from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Match, Rules
 from replayfilter.core.stamp import Stamp, Stamps, murmur2_64a, parse_stamps, producer_id, stamp_keys
 from tests.support.core_run import CoreRun
 from tests.support.paths import ROOT
-from tests.support.reference import Model, Place, Record, Source
+from tests.support.reference import Model, Position, Record, Source
 from tests.support.streams import Batch
 
 VECTORS = ROOT / "tests" / "vectors"
 SQE_SEED = 0xE17A1465
 SOURCE = Source(7, 3)
-PERIODLESS = Rules(clock="none")
+PERIODLESS = Rules(clock=Clock.NONE)
 
 
 def vectors(name: str, key: str) -> Any:
@@ -81,15 +83,15 @@ def test_replays(case: dict[str, Any]) -> None:
     stamps = Stamps(*source, np.array(offsets), np.ones(n, np.bool_))
     assert np.flatnonzero(ReplayFilter().accept_many(stamps)).tolist() == keep
 
-    records = [Record(Place("t", 0, i), SOURCE, offsets[i], key=i, expiry=0) for i in range(n)]
+    records = [Record(Position("t", 0, i), SOURCE, offsets[i], key=i, expiry=0) for i in range(n)]
     for batches in cuts(records):
         assert positions(decide_by_model(PERIODLESS, batches), Route.UNIQUE) == keep
         assert positions(decide_by_core(PERIODLESS, batches), Route.UNIQUE) == keep
 
 
 @pytest.mark.parametrize("case", vectors("expiry", "cases"), ids=lambda c: str(c["keys"]))
-@pytest.mark.parametrize("match", ["window", "bucket"])
-def test_expired(case: dict[str, Any], match: str) -> None:
+@pytest.mark.parametrize("match", Match)
+def test_expired(case: dict[str, Any], match: Match) -> None:
     keys, period = np.array(case["keys"]), case["period"]
     points, latest = latest_points(-(2**63), keys, np.ones(len(keys), np.bool_))
     assert np.flatnonzero(aged(points, keys, period)).tolist() == case["expired"]
@@ -97,7 +99,7 @@ def test_expired(case: dict[str, Any], match: str) -> None:
 
     rules = Rules(period=period, span=max(1, period // 12), match=match)
     records = [
-        Record(Place("t", 0, i), None, None, key=i, expiry=expiry) for i, expiry in enumerate(case["keys"])
+        Record(Position("t", 0, i), None, None, key=i, expiry=expiry) for i, expiry in enumerate(case["keys"])
     ]
     for batches in cuts(records):
         assert positions(decide_by_model(rules, batches), Route.EXPIRED) == case["expired"]
@@ -105,25 +107,25 @@ def test_expired(case: dict[str, Any], match: str) -> None:
 
 
 def cuts(records: list[Record]) -> list[list[list[Record]]]:
-    """All in one batch, each in a batch of its own, and cut in two at every place."""
+    """All records in one batch, each in a batch of its own, and two batches cut at every position."""
     halves = [[records[:at], records[at:]] for at in range(1, len(records))]
     return [[records], [[record] for record in records], *halves]
 
 
-def decide_by_model(rules: Rules, batches: list[list[Record]]) -> dict[Place, Route]:
+def decide_by_model(rules: Rules, batches: list[list[Record]]) -> dict[Position, Route]:
     model = Model(rules)
     decided = [model.decide(records, time_us=0) for records in batches]
-    return {place: decision.route for part in decided for place, decision in part.items()}
+    return {at: decision.route for part in decided for at, decision in part.items()}
 
 
-def decide_by_core(rules: Rules, batches: list[list[Record]]) -> dict[Place, Route]:
+def decide_by_core(rules: Rules, batches: list[list[Record]]) -> dict[Position, Route]:
     core, random = CoreRun(rules, None, shards=3, digest_kind="honest"), Random(0)
     decided = [core.decide(Batch(0, tuple(records)), random) for records in batches]
-    return {place: route for part in decided for place, route in part.items()}
+    return {at: route for part in decided for at, route in part.items()}
 
 
-def positions(routes: dict[Place, Route], route: Route) -> list[int]:
-    return sorted(place.offset for place, found in routes.items() if found == route)
+def positions(routes: dict[Position, Route], route: Route) -> list[int]:
+    return sorted(at.offset for at, found in routes.items() if found == route)
 
 
 def test_other_column_blocks_are_no_frames() -> None:

@@ -1,8 +1,8 @@
 """The reference model: the route of each record, decided one record at a time with dicts and ints.
 
-Slow and obvious on purpose: read it as the specification of what the vectorised core must answer. It
-knows no shards, frames, runs of digests or overflow; of the core it borrows only the names of the
-routes and the plain numbers in ``Rules``.
+It is slow and obvious on purpose: read it as the specification of what the vectorised core must decide. It
+knows nothing of shards, frames, runs or overflow. From the core it uses only the names of the routes and of
+the clocks, and the plain numbers in ``Rules``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from replayfilter.core.clock.expiry import Rules
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Match, Rules
 
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "iso8601": 10**3}
 
 
-class Place(NamedTuple):
-    """Where a record lies in the input; records of a batch are decided in this order."""
+class Position(NamedTuple):
+    """Where a record is in the input; the records of a batch are decided in this order."""
 
     topic: str
     partition: int
@@ -27,7 +29,7 @@ class Place(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Who wrote a record: the producing job, and the partition that it read."""
+    """A source: the pid of the producing job, and the partition that it read."""
 
     pid: int
     partition: int
@@ -35,41 +37,41 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A record as decode sees it; ``stamped`` is its source offset, None with no ``source``."""
+    """A record as decode sees it. ``stamped``: its source offset, None without a ``source``."""
 
-    place: Place
+    position: Position
     source: Source | None
     stamped: int | None
     key: int
     expiry: int
-    fault: bool = False
+    broken: bool = False  # it can't be parsed
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A route, and why; of a duplicate also the accepted record that it repeats."""
+    """A route, and why; of a duplicate also the first record, which it repeats."""
 
     route: Route
     why: str
-    repeats: Place | None = None
+    first: Position | None = None
 
 
 @dataclass
 class Mark:
-    """What is known of a source after a batch."""
+    """The mark of a source after a batch, and what else is known of the source."""
 
     offset: int
     seen_us: int
     gaps: int = 0
-    inputs: set[tuple[str, int]] = field(default_factory=set)  # input partitions it was seen in
+    partitions: set[InputPartition] = field(default_factory=set)  # where its records were
 
 
 @dataclass
 class View:
     """What the records of one input partition see while a batch is decided.
 
-    That is the state before the batch and their own predecessors: never other partitions' records of
-    the same batch, since those may be decided at the same time elsewhere.
+    They see the state before the batch, and the records before them in their own partition. They never see
+    records of other partitions in the same batch, because those may be decided elsewhere at the same time.
     """
 
     marks: dict[Source, int]
@@ -79,9 +81,10 @@ class View:
 
 
 class Model:
-    """Decides batches, and remembers. ``max_future_us`` None: no record is future.
+    """Decides batches, and remembers. ``max_future_us`` None: no record is in the future.
 
-    ``forgets=False`` keeps every dedup key for ever: with one period throughout, routes must not differ.
+    ``forgets=False`` keeps every dedup key for ever. As long as the period is not changed, the routes must
+    be the same.
     """
 
     def __init__(self, rules: Rules, max_future_us: int | None = None, *, forgets: bool = True) -> None:
@@ -90,59 +93,61 @@ class Model:
         self.forgets = forgets
         self.marks: dict[Source, Mark] = {}
         self.latest: int | None = None
-        self.categories: dict[tuple[str, int], list[int]] = {}  # by input partition, as they first appeared
+        self.categories: dict[InputPartition, list[int]] = {}  # in the order in which they first appeared
         self.accepted: dict[int, list[int]] = {}  # dedup key -> expiry keys of the unique records
-        self.places: dict[tuple[int, int], Place] = {}  # (dedup key, expiry key) -> the accepted record
+        self.firsts: dict[tuple[int, int], Position] = {}  # (dedup key, expiry key) -> the accepted record
         self.forgotten_marks = 0  # in the last batch
         self.gaps = 0  # in the last batch
 
     def decide(
         self, records: Iterable[Record], time_us: int, period: int | None = None
-    ) -> dict[Place, Decision]:
-        """One batch at ``time_us``, microseconds; ``period``: as the configuration says from now on."""
+    ) -> dict[Position, Decision]:
+        """Decide one batch at ``time_us``, in microseconds; ``period``: a new period from this batch on."""
         if period is not None:
             self.rules = replace(self.rules, period=period)
         self._forget_idle_marks(time_us)
-        if self.rules.clock == "system":
+        if self.rules.clock is Clock.SYSTEM:
             now = self._time_in_unit(time_us)
-            self.latest = now if self.latest is None else max(self.latest, now)  # a clock may be set back
-        if self.rules.clock != "categorical":
+            self.latest = (
+                now if self.latest is None else max(self.latest, now)
+            )  # the host's clock may be set back
+        if self.rules.clock is not Clock.CATEGORICAL:
             self._forget_expired_buckets()
 
         marks_before = {source: mark.offset for source, mark in self.marks.items()}
         latest_before = self.latest
-        decisions: dict[Place, Decision] = {}
-        views: dict[tuple[str, int], View] = {}
-        for (topic, partition), own in groupby(sorted(records, key=_place), key=_input):
+        decisions: dict[Position, Decision] = {}
+        views: dict[InputPartition, View] = {}
+        for (topic, partition), own in groupby(sorted(records, key=_position), key=_partition):
             view = views[topic, partition] = View(dict(marks_before), latest_before)
             for record in own:
-                decisions[record.place] = self._decide_record(record, view, time_us)
+                decisions[record.position] = self._decide_record(record, view, time_us)
 
         self._commit(views, time_us)
         self._forget_expired_buckets()
         return decisions
 
     def _decide_record(self, record: Record, view: View, time_us: int) -> Decision:
-        if record.fault:
-            return Decision(Route.ERROR, "broken: it moves no mark and no clock")
+        if record.broken:
+            return Decision(Route.ERROR, "broken: it moves neither the mark nor the latest point")
         replay_of = self._pass_mark(record, view)
         if replay_of is not None:
             return Decision(Route.REPLAY, f"offset {record.stamped} is not above the mark {replay_of}")
         if not self.rules.dedup:
-            return Decision(Route.UNIQUE, "no dedup: nothing is future, expired or duplicate")
+            return Decision(Route.UNIQUE, "no dedup: no record is future, expired or duplicate")
         if self._is_future(record, time_us):
             return Decision(Route.FUTURE, f"later than batch time {time_us} us + {self.max_future_us} us")
         if self._is_jump(record, view):
             return Decision(Route.JUMP, f"more than {self.rules.max_jump} above {view.latest}")
-        if self.rules.clock == "categorical":
+        if self.rules.clock is Clock.CATEGORICAL:
             behind = self._categories_behind(record)
             if behind > self.rules.period:
                 return Decision(
                     Route.EXPIRED, f"{behind} categories came after, {self.rules.period} stay open"
                 )
-        elif self.rules.clock in ("tuple", "ordered"):
+        elif self.rules.clock in (Clock.TUPLE, Clock.ORDERED):
             view.latest = record.expiry if view.latest is None else max(view.latest, record.expiry)
-        if self.rules.clock in ("none", "categorical"):
+        if self.rules.clock in (Clock.NONE, Clock.CATEGORICAL):
             age = None
         else:
             assert view.latest is not None
@@ -152,15 +157,15 @@ class Model:
         first = self._first_accepted(record, view.latest)
         if first is not None:
             why = f"key accepted with expiry key {first}, latest {view.latest}"
-            return Decision(Route.DUPLICATE, why, self.places[record.key, first])
+            return Decision(Route.DUPLICATE, why, self.firsts[record.key, first])
         before = self.accepted.setdefault(record.key, [])
         why = f"age {age}, latest {view.latest}, accepted before: {before}"
         before.append(record.expiry)
-        self.places[record.key, record.expiry] = record.place
+        self.firsts[record.key, record.expiry] = record.position
         return Decision(Route.UNIQUE, why)
 
     def _pass_mark(self, record: Record, view: View) -> int | None:
-        """Advance the source's mark; or, if the record is a replay, the mark that it is not above."""
+        """Advance the mark of the source; if the record is a replay, return the mark that it is not above."""
         if not self.rules.replay or record.source is None or record.stamped is None:
             return None
         view.sources.add(record.source)
@@ -173,18 +178,18 @@ class Model:
         return None
 
     def _is_future(self, record: Record, time_us: int) -> bool:
-        if self.max_future_us is None or self.rules.clock == "none":
+        if self.max_future_us is None or self.rules.clock is Clock.NONE:
             return False
         return record.expiry * UNIT_NS[self.rules.unit] > (time_us + self.max_future_us) * 1000
 
     def _is_jump(self, record: Record, view: View) -> bool:
-        if self.rules.clock != "ordered" or self.rules.max_jump is None or view.latest is None:
+        if self.rules.clock is not Clock.ORDERED or self.rules.max_jump is None or view.latest is None:
             return False
         return record.expiry - view.latest > self.rules.max_jump
 
     def _categories_behind(self, record: Record) -> int:
-        """How many categories have appeared in the record's input partition after its own."""
-        known = self.categories.setdefault(_input(record), [])
+        """How many categories have appeared in the record's input partition after the record's own."""
+        known = self.categories.setdefault(_partition(record), [])
         if record.expiry not in known:
             known.append(record.expiry)
         return len(known) - 1 - known.index(record.expiry)
@@ -192,9 +197,9 @@ class Model:
     def _first_accepted(self, record: Record, latest: int | None) -> int | None:
         """The expiry key of the newest unique record that makes this one its duplicate."""
         for accepted in sorted(self.accepted.get(record.key, []), reverse=True):
-            if self.rules.clock == "none":
+            if self.rules.clock is Clock.NONE:
                 return accepted
-            if self.rules.match == "bucket":
+            if self.rules.match is Match.BUCKET:
                 if self._bucket(accepted) == self._bucket(record.expiry):
                     return accepted
             elif self._is_within_period(accepted, latest):
@@ -202,13 +207,13 @@ class Model:
         return None
 
     def _is_within_period(self, accepted: int, latest: int | None) -> bool:
-        if self.rules.clock == "categorical":
-            return True  # it would have been forgotten otherwise
+        if self.rules.clock is Clock.CATEGORICAL:
+            return True  # otherwise it would have been forgotten
         return latest is not None and latest - accepted < self.rules.period
 
-    def _commit(self, views: dict[tuple[str, int], View], time_us: int) -> None:
+    def _commit(self, views: dict[InputPartition, View], time_us: int) -> None:
         self.gaps = 0
-        for place, view in views.items():
+        for partition, view in views.items():
             if view.latest is not None:
                 self.latest = view.latest if self.latest is None else max(self.latest, view.latest)
             for source in view.sources:
@@ -216,7 +221,7 @@ class Model:
                 mark = self.marks.setdefault(source, Mark(offset, time_us))
                 mark.offset = max(mark.offset, offset)
                 mark.seen_us = time_us
-                mark.inputs.add(place)
+                mark.partitions.add(partition)
                 mark.gaps += view.gaps.get(source, 0)
                 self.gaps += view.gaps.get(source, 0)
 
@@ -227,24 +232,22 @@ class Model:
         self.forgotten_marks = len(idle)
 
     def _forget_expired_buckets(self) -> None:
-        """A bucket goes as a whole when all of it has expired."""
-        if not self.forgets or not self.rules.dedup or self.rules.clock == "none":
-            return
-        if self.rules.clock == "categorical":
-            open_ = {name for known in self.categories.values() for name in known[-(self.rules.period + 1) :]}
-        elif self.latest is None:
+        """A bucket is forgotten when all of its keys have expired."""
+        if not self.forgets or not self.rules.dedup or self.rules.clock is Clock.NONE:
             return
         for key, expiries in list(self.accepted.items()):
-            if self.rules.clock == "categorical":
-                kept = [name for name in expiries if name in open_]
-            else:
-                kept = [expiry for expiry in expiries if self.latest - self._end(expiry) < self.rules.period]
+            kept = [expiry for expiry in expiries if self._keeps_bucket(expiry)]
             self.accepted[key] = kept
             if not kept:
                 del self.accepted[key]
 
+    def _keeps_bucket(self, expiry: int) -> bool:
+        if self.rules.clock is Clock.CATEGORICAL:
+            return any(expiry in known[-(self.rules.period + 1) :] for known in self.categories.values())
+        return self.latest is None or self.latest - self._end(expiry) < self.rules.period
+
     def _bucket(self, expiry: int) -> int:
-        if self.rules.clock == "categorical":
+        if self.rules.clock is Clock.CATEGORICAL:
             return expiry
         return expiry // self.rules.span
 
@@ -256,9 +259,9 @@ class Model:
         return time_us * 1000 // UNIT_NS[self.rules.unit]
 
 
-def _place(record: Record) -> Place:
-    return record.place
+def _position(record: Record) -> Position:
+    return record.position
 
 
-def _input(record: Record) -> tuple[str, int]:
-    return record.place.topic, record.place.partition
+def _partition(record: Record) -> InputPartition:
+    return record.position.topic, record.position.partition

@@ -1,4 +1,4 @@
-"""Seeded random streams, small and nasty: every seed gives one stream, always the same."""
+"""Random streams, small and full of edge cases. The same seed always gives the same stream."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ from random import Random
 
 import xxhash
 
-from replayfilter.core.clock.expiry import INT64_MAX, INT64_MIN, Rules
-from tests.support.reference import UNIT_NS, Place, Record, Source
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
+from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.rules import Match, Rules
+from tests.support.reference import UNIT_NS, Position, Record, Source
 
-PROFILES = ("plain", "crowded", "replays", "edges", "extremes", "times", "system", "none", "periods", "bare")
-ORDERS = ("ordered", "categorical")  # where it matters in which order expiry keys come
-PROFILES += ORDERS
+ORDERS = ("ordered", "categorical")  # profiles in which the order of the expiry keys matters
+PROFILES = (
+    "plain", "crowded", "replays", "edges", "extremes", "times", "system", "none", "periods", "bare", *ORDERS,
+)  # fmt: skip
 EPOCH_US = 1_700_000_000_000_000  # batch time of the first batch
-TOPICS = (("a", 0), ("a", 2), ("a", 10), ("b", 0))  # by number 2 comes before 10, as text it would not
+PARTITIONS = (("a", 0), ("a", 2), ("a", 10), ("b", 0))  # as numbers 2 comes before 10, as text after it
 SOURCES = tuple(Source(pid, partition) for pid in (-1, 0, INT64_MAX, INT64_MIN) for partition in (0, 5))
 HUGE = 2**62
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Records by (partition, offset) anyhow; a new run starts at each place of ``cuts``."""
+    """Records in any order; in each input partition a new chunk starts at each position in ``cuts``."""
 
     time_us: int
     records: tuple[Record, ...]
-    cuts: frozenset[Place] = frozenset()
-    period: int | None = None  # a new one from this batch on
+    cuts: frozenset[Position] = frozenset()
+    period: int | None = None  # a new period from this batch on
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream with the rules to decide it by; ``digest_kind`` names a function of :func:`digest`."""
+    """A stream, and the rules to decide it by. ``digest_kind``: see :func:`digest`."""
 
     seed: int
     profile: str
@@ -49,13 +53,13 @@ class Stream:
 
 
 def digest(kind: str, key: int) -> tuple[int, int]:
-    """The digest (hi, lo) of a key: an honest hash, or keys that collide in a half of it."""
+    """The digest (hi, lo) of a key: a real hash, or one that collides in one half."""
     honest = xxhash.xxh3_128_intdigest(key.to_bytes(8, "big"))
-    if kind == "same_hi":  # in a sorted run they lie together; in a Bloom filter they share a word
+    if kind == "same_hi":  # neighbours in a sorted run, and one word in a Bloom filter
         return 0xFEDCBA9876543210, honest & INT64_MAX
-    if kind == "near":  # the Bloom filter can't tell them apart, only the last bits do
+    if kind == "near":  # equal for the Bloom filter, different in the last bits
         return 7, (1 << 63) + key
-    if kind == "same_lo":  # all in one shard, one Bloom mask
+    if kind == "same_lo":  # one shard, one Bloom mask
         return honest >> 64, 0x0123456789ABCDEF
     if kind == "ends":
         return (0, 2**64 - 1)[key & 1], (0, 1, 2**64 - 2, 2**64 - 1)[(key >> 1) & 3] ^ (key >> 3 << 4)
@@ -63,14 +67,19 @@ def digest(kind: str, key: int) -> tuple[int, int]:
 
 
 def make_stream(seed: int, profile: str) -> Stream:
-    """The stream of this seed; a profile makes some things certain, others are left to chance."""
-    return _Maker(Random(f"{profile}/{seed}"), seed, profile).make()
+    """The stream of this seed. The profile makes some things certain and leaves others to chance."""
+    return draw_stream(Random(f"{profile}/{seed}"), profile, seed)
+
+
+def draw_stream(random: Random, profile: str, seed: int = 0) -> Stream:
+    """The stream that ``random`` makes."""
+    return _Maker(random, seed, profile).make()
 
 
 def recut(stream: Stream, seed: int, *, batches: bool = False) -> Stream:
-    """The same records with other runs and shards; with ``batches`` in other batches, too.
+    """The same records in other chunks and shards; with ``batches``, in other batches too.
 
-    Other batches make sense only where all of them had one time, and one input partition.
+    Other batches make sense only for one input partition, and if all batches have the same time.
     """
     random = Random(f"recut {seed}")
     parts = list(stream.batches)
@@ -86,9 +95,9 @@ def recut(stream: Stream, seed: int, *, batches: bool = False) -> Stream:
     return replace(stream, batches=tuple(parts), shards=random.randint(1, 4))
 
 
-def _random_cuts(random: Random, records: Iterable[Record]) -> frozenset[Place]:
+def _random_cuts(random: Random, records: Iterable[Record]) -> frozenset[Position]:
     share = random.choice((0.0, 0.1, 0.4, 1.0))
-    return frozenset(record.place for record in records if random.random() < share)
+    return frozenset(record.position for record in records if random.random() < share)
 
 
 @dataclass
@@ -96,23 +105,23 @@ class _Maker:
     random: Random
     seed: int
     profile: str
-    inputs: list[tuple[str, int]] = field(default_factory=list)
-    offsets: dict[tuple[str, int], int] = field(default_factory=dict)  # next input offset
+    partitions: list[InputPartition] = field(default_factory=list)
+    offsets: dict[InputPartition, int] = field(default_factory=dict)  # next input offset
     history: dict[Source, list[Record]] = field(default_factory=dict)
     every: list[Record] = field(default_factory=list)
 
     def make(self) -> Stream:
         random, profile = self.random, self.profile
-        self.inputs = random.sample(TOPICS, random.randint(1, len(TOPICS)))
-        self.offsets = {place: random.choice((0, 0, 977)) for place in self.inputs}
-        if profile == "replays" or random.random() < 0.3:  # sources show up anywhere
-            self.sources = dict.fromkeys(self.inputs, SOURCES[:3])
+        self.partitions = random.sample(PARTITIONS, random.randint(1, len(PARTITIONS)))
+        self.offsets = {partition: random.choice((0, 0, 977)) for partition in self.partitions}
+        if profile == "replays" or random.random() < 0.3:  # a source may be in any partition
+            self.sources = dict.fromkeys(self.partitions, SOURCES[:3])
         else:
-            self.sources = {place: SOURCES[2 * i : 2 * i + 2] for i, place in enumerate(self.inputs)}
+            self.sources = {part: SOURCES[2 * i : 2 * i + 2] for i, part in enumerate(self.partitions)}
         self.keys = random.choice((2, 3, 8) if profile == "crowded" else (3, 12, 40))
         self.rules = self.make_rules()
         self.max_future_us = self.make_max_future()
-        self.position = self.start_position()  # where the stream's expiry keys are now
+        self.front = self.first_front()  # about the largest expiry key so far
         batches = tuple(self.make_batches())
         kind = random.choice(("same_hi", "near", "same_lo", "ends") if profile == "crowded" else ("honest",))
         shards = random.randint(1, 4)
@@ -128,7 +137,7 @@ class _Maker:
             period = random.choice((0, 1, 2, 10, HUGE, INT64_MAX))
         if profile == "extremes":
             period, span = random.choice((10, HUGE, INT64_MAX)), random.choice((3, 2**32, 2**32 + 1, HUGE))
-        clock = profile if profile in ("system", "none", *ORDERS) else "tuple"
+        clock = Clock(profile) if profile in ("system", "none", *ORDERS) else Clock.TUPLE
         if profile == "categorical":
             period = random.choice((0, 1, 1, 2, 4))
         units = ("s", "ms", "us", "ns", "iso8601")
@@ -146,7 +155,7 @@ class _Maker:
             clock=clock,
             period=period,
             span=span,
-            match=random.choice(("window", "bucket")),
+            match=random.choice((Match.WINDOW, Match.BUCKET)),
             unit=self.unit,
             max_jump=random.choice((None, 0, 1, 8, 25)) if profile == "ordered" else None,
             remember_first=random.random() < 0.3,
@@ -157,7 +166,7 @@ class _Maker:
             return self.random.choice((0, self.tick_us, 5 * self.tick_us + 1))
         return None
 
-    def start_position(self) -> int:
+    def first_front(self) -> int:
         if self.profile in ("times", "system"):
             return EPOCH_US * 1000 // UNIT_NS[self.unit]
         if self.profile == "extremes":
@@ -174,27 +183,28 @@ class _Maker:
             steps = (-1, 0, 1, 2) if self.profile == "times" else (-2, 0, 1, 1, 2, 2, 3, 9)
             time_us += self.tick_us * random.choice(steps)  # a host's clock may be set back
             if self.profile in ("times", "system"):
-                self.position = max(self.position, time_us * 1000 // UNIT_NS[self.unit])
+                self.front = max(self.front, time_us * 1000 // UNIT_NS[self.unit])
 
     def make_records(self, time_us: int) -> list[Record]:
         random, records = self.random, list[Record]()
         for _ in range(random.choice((0, 1, 3, 8, 12, 20))):
-            place = random.choice(self.inputs)
+            partition = random.choice(self.partitions)
             kind = random.random()
             if kind < 0.2 and self.every:
-                made = self.make_replays(place, time_us)
+                made = self.make_replays(partition, time_us)
             elif kind < 0.4 and self.every:
-                made = [self.make_duplicate(place, time_us)]
+                made = [self.make_duplicate(partition, time_us)]
             else:
-                source, stamped = self.next_stamp(place) if random.random() < 0.85 else (None, None)
-                made = [self.record(place, source, stamped, self.random_key(), self.random_expiry(time_us))]
+                source, stamped = self.next_stamp(partition) if random.random() < 0.85 else (None, None)
+                key, expiry = self.random_key(), self.random_expiry(time_us)
+                made = [self.record(partition, source, stamped, key, expiry)]
             records += made
         return records
 
-    def make_replays(self, place: tuple[str, int], time_us: int) -> list[Record]:
-        """A range that a source writes again: as it was, or, against all rules, with other content."""
+    def make_replays(self, partition: InputPartition, time_us: int) -> list[Record]:
+        """A range that a source writes again: the same records or, against the rules, other content."""
         random = self.random
-        known = [source for source in self.sources[place] if source in self.history]
+        known = [source for source in self.sources[partition] if source in self.history]
         if not known:
             return []
         again = self.history[random.choice(known)]
@@ -204,31 +214,31 @@ class _Maker:
         for old in again[start : start + random.randint(1, 6)]:
             key = self.random_key() if changed else old.key
             expiry = self.random_expiry(time_us) if changed else old.expiry
-            made.append(self.record(place, old.source, old.stamped, key, expiry))
+            made.append(self.record(partition, old.source, old.stamped, key, expiry))
         return made
 
-    def make_duplicate(self, place: tuple[str, int], time_us: int) -> Record:
-        """A record sent again by its sender: a new stamp, the same key, the same time or another."""
+    def make_duplicate(self, partition: InputPartition, time_us: int) -> Record:
+        """A record that its sender sends again: a new stamp, the same key, the same time or another."""
         old = self.random.choice(self.every[-20:])
-        source, stamped = self.next_stamp(place)
+        source, stamped = self.next_stamp(partition)
         expiry = old.expiry if self.random.random() < 0.5 else self.random_expiry(time_us)
-        return self.record(place, source, stamped, old.key, expiry)
+        return self.record(partition, source, stamped, old.key, expiry)
 
     def record(
-        self, place: tuple[str, int], source: Source | None, stamped: int | None, key: int, expiry: int
+        self, partition: InputPartition, source: Source | None, stamped: int | None, key: int, expiry: int
     ) -> Record:
         random = self.random
-        offset = self.offsets[place]
-        self.offsets[place] += 1 if random.random() < 0.9 else random.randint(2, 300)
-        made = Record(Place(*place, offset), source, stamped, key, expiry, random.random() < 0.04)
+        offset = self.offsets[partition]
+        self.offsets[partition] += 1 if random.random() < 0.9 else random.randint(2, 300)
+        made = Record(Position(*partition, offset), source, stamped, key, expiry, random.random() < 0.04)
         if source is not None:
             self.history.setdefault(source, []).append(made)
         self.every.append(made)
         return made
 
-    def next_stamp(self, place: tuple[str, int]) -> tuple[Source, int]:
+    def next_stamp(self, partition: InputPartition) -> tuple[Source, int]:
         random = self.random
-        source = random.choice(self.sources[place])
+        source = random.choice(self.sources[partition])
         if random.random() < 0.02 and self.profile in ("extremes", "replays"):
             return source, random.choice((INT64_MIN, -1, INT64_MAX - 1, INT64_MAX))
         stamped = (old.stamped for old in self.history.get(source, []) if old.stamped is not None)
@@ -239,33 +249,33 @@ class _Maker:
         return self.random.randrange(self.keys)
 
     def random_expiry(self, time_us: int) -> int:
-        """An expiry key about the stream's position, on edges more often than chance would have it."""
+        """An expiry key near the front, more often on an edge than pure chance would have it."""
         random, rules = self.random, self.rules
-        if rules.clock == "categorical":
-            self.position += random.random() < 0.3
-            return (max(0, self.position - random.choice((0, 0, 0, 1, 2, 3, 7))) * 7919 + 13) % 1009 - 500
+        if rules.clock is Clock.CATEGORICAL:
+            self.front += random.random() < 0.3
+            return (max(0, self.front - random.choice((0, 0, 0, 1, 2, 3, 7))) * 7919 + 13) % 1009 - 500
         period = min(rules.period, 10**6)
         kind = random.random()
         if kind < 0.4:
             steps = (0, 1, 1, 2) if self.profile == "crowded" else (0, 0, 1, 2, max(1, period // 4), period)
-            self.position += random.choice(steps)
-            value = self.position
+            self.front += random.choice(steps)
+            value = self.front
         elif kind < 0.6:
-            value = self.position - random.randint(0, 2 * period)
+            value = self.front - random.randint(0, 2 * period)
         elif kind < 0.75:
-            value = self.position // rules.span * rules.span - rules.span * random.randrange(3)
+            value = self.front // rules.span * rules.span - rules.span * random.randrange(3)
             value += random.choice((-1, 0, 1))
         elif kind < 0.85:
-            value = self.position - period + random.choice((-1, 0, 1))
+            value = self.front - period + random.choice((-1, 0, 1))
         elif kind < 0.92 and self.every:
             value = random.choice(self.every).expiry
         elif self.max_future_us is not None:
             limit = (time_us + self.max_future_us) * 1000 // UNIT_NS[rules.unit]
             value = limit + random.choice((-1, 0, 1, 1000))
         elif self.profile == "ordered":
-            value = self.position + random.choice((1, 9, 26, 40, 1000))
+            value = self.front + random.choice((1, 9, 26, 40, 1000))
         elif self.profile == "extremes":
             value = random.choice((INT64_MIN, INT64_MIN + 1, -1, 0, INT64_MAX - 1, INT64_MAX))
         else:
-            value = self.position
+            value = self.front
         return max(INT64_MIN, min(INT64_MAX, value))

@@ -1,1 +1,1 @@
-"""Clocks: what time it is for a record, and which records have expired."""
+"""Clocks: units of time, the clocks to choose from, and the arithmetic of expiry."""

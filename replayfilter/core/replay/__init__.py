@@ -1,1 +1,1 @@
-"""Replay filtering: highwater marks, changes to them by hand, and an audit of a topic's stamps."""
+"""Replay filtering: highwater marks, manual changes to them, and an audit of the stamps in a topic."""

@@ -1,8 +1,8 @@
-"""Edits of marks by hand: each is applied once, at a batch that was fixed when it was written.
+"""Mark changes: manual changes to marks, each applied once, at a batch that is fixed when it is written.
 
-An edit names the first batch that it counts for: the one after the last that Spark has planned. So a batch
-that was planned before, and perhaps delivered in part, decides as it did when it is tried again; and one
-planned later always sees the edit, since the state before it tells which edits it has.
+A mark change names the first batch that it applies to: the one after the last batch that Spark has planned.
+A batch that was planned before, and perhaps delivered in part, is decided as before when it is tried again.
+A later batch always has the change, because the state counts the changes that were applied to it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replayfilter.core.columns import Columns
-from replayfilter.core.replay.marks import MARK_DTYPES, Marks
+from replayfilter.core.replay.marks import Marks
 
 
 class MarkChange(NamedTuple):
-    """``number`` counts from 1; ``batch`` is the first that it counts for; ``mark`` None: forget."""
+    """A change to the mark of the source (``pid``, ``partition``).
+
+    ``number``: 1 for the first change of a checkpoint. ``batch``: the first batch it applies to.
+    ``mark``: the new mark, None to forget the mark.
+    """
 
     number: int
     batch: int
@@ -26,28 +29,25 @@ class MarkChange(NamedTuple):
     mark: int | None
 
 
-def due_changes(mark_changes: Sequence[MarkChange], applied: int, batch: int) -> list[MarkChange]:
-    """Those that a state with ``applied`` edits doesn't have yet, though ``batch`` is to see them."""
-    return [edit for edit in mark_changes if edit.number > applied and edit.batch <= batch]
+def due_changes(changes: Sequence[MarkChange], applied: int, batch: int) -> list[MarkChange]:
+    """The changes for ``batch`` and earlier batches, without the first ``applied`` ones."""
+    return [change for change in changes if change.number > applied and change.batch <= batch]
 
 
-def apply_changes(marks: Marks, mark_changes: Sequence[MarkChange], batch_time_us: int) -> Marks:
-    """The marks after these edits; one that is set counts as seen at the batch's time.
+def apply_changes(marks: Marks, changes: Sequence[MarkChange], batch_time_us: int) -> Marks:
+    """The marks after these changes; a source whose mark is set counts as seen at the batch time.
 
-    >>> edited(Marks.empty(), [Edit(1, 0, 7, 2, 99)], 0).as_dict()
+    >>> apply_changes(Marks.empty(), [MarkChange(1, 0, 7, 2, 99)], 0).as_dict()
     {(7, 2): 99}
     """
-    for edit in mark_changes:
-        same = (marks.pid == edit.pid) & (marks.partition == edit.partition)
-        rest, old = marks.take(~same), marks.take(same)
-        if edit.mark is None:
-            marks = rest
+    for change in changes:
+        same = (marks.pid == change.pid) & (marks.partition == change.partition)
+        marks, old = marks.take(~same), marks.take(same)
+        if change.mark is None:
             continue
-        row: Columns = {name: np.zeros(1, dtype) for name, dtype in MARK_DTYPES.items()}
-        if len(old.mark):
-            row = {name: column.copy() for name, column in old.columns().items()}
-        row["pid"][0], row["partition"][0] = edit.pid, edit.partition
-        row["mark"][0], row["seen"][0] = edit.mark, batch_time_us
-        joined = {name: np.concatenate([column, row[name]]) for name, column in rest.columns().items()}
-        marks = Marks(**joined).take(np.lexsort((joined["partition"], joined["pid"])))
+        new = old if len(old.mark) else Marks.zeros(1)
+        new.pid[0], new.partition[0] = change.pid, change.partition
+        new.mark[0], new.seen[0] = change.mark, batch_time_us
+        marks = Marks.joined([marks, new])
+        marks = marks.take(np.lexsort((marks.partition, marks.pid)))
     return marks

@@ -1,12 +1,18 @@
 """Highwater marks: the highest offset already accepted from each source.
 
-Rules (design, section 2), for one source (pid, source partition):
-- no mark: accept, and set it; offset above the mark: accept, and advance it; otherwise a replay;
-- records without a stamp pass and are counted;
-- an accepted offset beyond mark + 1 is a gap: legal, counted;
-- in a batch each input partition sees the marks before the batch and its own earlier records; after
-  the batch a mark is the largest over all input partitions;
-- a mark not seen for longer than its time to live, by batch time, is forgotten before a batch.
+A stamping producer writes the records of a source in offset order. So a record at or below the highest
+accepted offset was accepted before: it is a replay.
+
+Rules, for one source (pid, source partition):
+- without a mark: accept, and set the mark. Offset above the mark: accept, and advance the mark. Otherwise
+  the record is a replay;
+- records without a stamp pass, and are counted;
+- an accepted offset above mark + 1 is a gap. Gaps are legal, because sources may be filtered or compacted.
+  They are counted;
+- while a batch is decided, each input partition sees the marks before the batch and its own earlier
+  records. After the batch a mark is the largest over all input partitions;
+- a mark whose source was not seen for longer than the time to live, by batch time, is forgotten before
+  the next batch.
 """
 
 from __future__ import annotations
@@ -15,19 +21,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from replayfilter.core.columns import Columns
 from replayfilter.core.frames import FIRST, JUMP, NO_SOURCE, Frame
+from replayfilter.core.input_partition import InputPartition, partition_hash
 from replayfilter.core.stamp import Stamp, Stamps
 
 
 class ReplayFilter:
-    """Drops replays, a record at a time or many: the filter for a plain consumer.
+    """Finds replays, one record at a time or many: the filter for a plain consumer.
 
-    ``marks`` maps (pid, source partition) to the highest accepted offset; ``gaps`` and ``unstamped``
-    count what was seen of each.
+    ``marks`` maps (pid, source partition) to the highest accepted offset. ``gaps`` and ``unstamped`` count
+    gaps, and records without a stamp.
 
     >>> keep = ReplayFilter()
     >>> [keep.accept(Stamp(7, 0, offset)) for offset in (5, 5, 6, 4, 7)]
@@ -42,7 +48,7 @@ class ReplayFilter:
         self.unstamped = 0
 
     def accept(self, stamp: Stamp | None) -> bool:
-        """Whether the record passes; advances its source's mark if so. No stamp: passes, counted."""
+        """Whether the record is no replay; if so, the mark of its source advances. None: no stamp."""
         if stamp is None:
             self.unstamped += 1
             return True
@@ -56,7 +62,7 @@ class ReplayFilter:
         return True
 
     def accept_many(self, stamps: Stamps) -> NDArray[np.bool_]:
-        """The same for n records in their order: bool[n], whether each passes."""
+        """The same for n records in input order: bool[n], whether each is no replay."""
         rows = zip(
             stamps.valid,
             stamps.pids.tolist(),
@@ -74,9 +80,11 @@ class ReplayFilter:
 class Marks:
     """The marks of s sources, sorted by (pid, partition); all columns have length s.
 
-    ``pid`` int64, ``partition`` int32, ``mark`` int64, ``seen`` int64: batch time when last seen, in
-    microseconds, ``gaps`` int64: jumps counted, ``place`` int64: hash of the input partition last seen
-    in, ``spread`` bool: whether it was seen in more than one (a stamping producer never does that).
+    - ``pid`` int64, ``partition`` int32: the source. ``mark`` int64.
+    - ``seen`` int64: the time of the last batch with a record of the source, in microseconds.
+    - ``gaps`` int64: gaps counted so far.
+    - ``input_hash`` int64: hash of the input partition of the last record. ``spread`` bool: whether the
+      source was seen in more than one input partition, which a stamping producer never causes.
     """
 
     pid: NDArray[np.int64]
@@ -84,37 +92,57 @@ class Marks:
     mark: NDArray[np.int64]
     seen: NDArray[np.int64]
     gaps: NDArray[np.int64]
-    place: NDArray[np.int64]
+    input_hash: NDArray[np.int64]
     spread: NDArray[np.bool_]
 
     @classmethod
     def empty(cls) -> Marks:
-        """No marks at all."""
-        return cls(**{name: np.zeros(0, dtype) for name, dtype in MARK_DTYPES.items()})
+        """No marks."""
+        return cls.zeros(0)
+
+    @classmethod
+    def zeros(cls, n: int) -> Marks:
+        """``n`` rows of zeros, to be filled in."""
+        return cls(*(np.zeros(n, dtype) for _, _, dtype in _COLUMNS))
+
+    @classmethod
+    def joined(cls, parts: list[Marks]) -> Marks:
+        """All parts, at least one, one after the other."""
+        return cls(*(np.concatenate([getattr(part, field) for part in parts]) for field, _, _ in _COLUMNS))
+
+    @classmethod
+    def from_columns(cls, columns: Columns) -> Marks:
+        """The marks that :meth:`columns` gave; other columns may be beside them."""
+        return cls(*(columns[name] for _, name, _ in _COLUMNS))
 
     def columns(self) -> Columns:
-        """The columns by name, as they are kept in the state."""
-        return {name: getattr(self, name) for name in MARK_DTYPES}
+        """The columns by the names that they have in the state."""
+        return {name: getattr(self, field) for field, name, _ in _COLUMNS}
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Marks:
         """The marks of these rows."""
-        return Marks(**{name: column[rows] for name, column in self.columns().items()})
+        return Marks(*(getattr(self, field)[rows] for field, _, _ in _COLUMNS))
 
     def without_idle(self, batch_time_us: int, ttl_us: int) -> Marks:
-        """The marks seen within the last ``ttl_us`` microseconds before ``batch_time_us``."""
+        """The marks of sources seen within the last ``ttl_us`` microseconds before ``batch_time_us``."""
         alive = self.seen >= batch_time_us - ttl_us
         return self if alive.all() else self.take(alive)
 
     def as_dict(self) -> dict[tuple[int, int], int]:
-        """(pid, partition) -> mark, for people and tests."""
+        """(pid, partition) -> mark, for messages and tests."""
         sources = zip(self.pid.tolist(), self.partition.tolist(), strict=True)
         return dict(zip(sources, self.mark.tolist(), strict=True))
 
 
-MARK_DTYPES = {
-    "pid": np.int64, "partition": np.int32, "mark": np.int64, "seen": np.int64,
-    "gaps": np.int64, "place": np.int64, "spread": np.bool_,
-}  # fmt: skip
+_COLUMNS: tuple[tuple[str, str, type[np.generic]], ...] = (  # field, name in the state, dtype
+    ("pid", "pid", np.int64),
+    ("partition", "partition", np.int32),
+    ("mark", "mark", np.int64),
+    ("seen", "seen", np.int64),
+    ("gaps", "gaps", np.int64),
+    ("input_hash", "place", np.int64),
+    ("spread", "spread", np.bool_),
+)
 
 _SOURCE = np.dtype([("pid", np.int64), ("partition", np.int32)])
 
@@ -122,8 +150,8 @@ _SOURCE = np.dtype([("pid", np.int64), ("partition", np.int32)])
 class BatchMarks:
     """The marks while one batch is decided.
 
-    Give it the frames of a batch in the order (topic, partition, first), one after the other;
-    :meth:`replays` answers for each, :meth:`result` gives the marks after the batch.
+    Call :meth:`replays` for each frame in the order (topic, partition, first), then :meth:`result` for the
+    marks after the batch. ``gaps`` counts the gaps so far.
     """
 
     def __init__(self, marks: Marks, frames: list[Frame], batch_time_us: int) -> None:
@@ -132,25 +160,23 @@ class BatchMarks:
         sources, index = np.unique(np.concatenate([table, *named]), return_inverse=True)
         at, ends = index[: len(table)], np.cumsum([len(table), *map(len, named)])
         self._frame_sources = [index[a:b] for a, b in pairwise(ends)]
-        columns: Columns = {name: np.zeros(len(sources), dtype) for name, dtype in MARK_DTYPES.items()}
-        for name, column in marks.columns().items():
-            columns[name][at] = column
-        columns["pid"], columns["partition"] = sources["pid"].copy(), sources["partition"].copy()
-        self._after = Marks(**columns)
+        self._after = Marks.zeros(len(sources))
+        for field, _, _ in _COLUMNS:
+            getattr(self._after, field)[at] = getattr(marks, field)
+        self._after.pid[:], self._after.partition[:] = sources["pid"], sources["partition"]
         self._known_before = np.zeros(len(sources), np.bool_)
         self._known_before[at] = True
         self._known = self._known_before.copy()
         self._before = self._after.mark.copy()
         self._time = batch_time_us
-        self._input: tuple[str, int] | None = None
+        self._partition: InputPartition | None = None
         self.gaps = 0
 
     def replays(self, number: int, frame: Frame) -> NDArray[np.bool_]:
-        """bool[n]: which rows of the frame, the ``number``-th given, are replays."""
-        if self._input != (frame.topic, frame.partition):
-            self._input = (frame.topic, frame.partition)
-            place = f"{frame.topic}\0{frame.partition}".encode()
-            self._place = xxhash.xxh3_64_intdigest(place) >> 1
+        """bool[n]: which rows of ``frame`` are replays; ``number`` is its index among the frames."""
+        if self._partition != (frame.topic, frame.partition):
+            self._partition = (frame.topic, frame.partition)
+            self._input_hash = partition_hash(*self._partition)
             self._carry, self._carry_known = self._before.copy(), self._known_before.copy()
         replays = np.zeros(len(frame.row), np.bool_)
         stamped = np.flatnonzero(frame.source != NO_SOURCE)
@@ -160,7 +186,7 @@ class BatchMarks:
         offset, flags = frame.offset[stamped], frame.flags[stamped]
         mark, known = self._carry[source], self._carry_known[source]
         replay = known & (offset <= mark)
-        beyond = offset > mark + 1  # mark at the end of int64 wraps, but then the row is a replay
+        beyond = offset > mark + 1  # the largest int64 wraps around, but then every row is a replay
         gap = ~replay & (((flags & JUMP) != 0) & (~known | beyond) | ((flags & FIRST) != 0) & known & beyond)
         replays[stamped] = replay
         np.add.at(self._after.gaps, source, gap)
@@ -177,9 +203,9 @@ class BatchMarks:
         np.maximum.at(top, position, offset)
         for known, mark in ((self._carry_known, self._carry), (self._known, after.mark)):
             mark[sources] = np.where(known[sources], np.maximum(mark[sources], top), top)
-        moved = self._known[sources] & (after.place[sources] != self._place)
+        moved = self._known[sources] & (after.input_hash[sources] != self._input_hash)
         after.spread[sources] |= moved
-        after.place[sources] = self._place
+        after.input_hash[sources] = self._input_hash
         after.seen[sources] = self._time
         self._known[sources] = self._carry_known[sources] = True
 

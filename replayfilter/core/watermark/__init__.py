@@ -1,1 +1,1 @@
-"""Low watermarks: the arithmetic of rosters, what records carry, who lags, stages."""
+"""Low watermarks: rosters, what records carry, laggards, stages."""

@@ -1,7 +1,7 @@
-"""Who holds the low watermark of a service back: numbers, and the worst few by name.
+"""Laggards: the origins that hold the low watermark of a service back, counted, and the slowest by name.
 
-All shards know the same, so one of them tells. What it tells is bounded: by :data:`NAMES` and the number of
-input partitions, however many origins there are.
+All shards know the same, so one of them reports it. The report is bounded by :data:`NAMES` and the number
+of input partitions, for any number of origins.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.watermark.low_watermark import Completeness
 from replayfilter.core.watermark.watermark_state import WatermarkRules, WatermarkState
 
-NAMES = 20  # the most origins that are named
+NAMES = 20  # at most this many origins are named
 
-Named = tuple[str, int | None]
-Place = tuple[str, int, int]
+OriginTime = tuple[str, int | None]  # an origin, and its progress
+PartitionTime = tuple[str, int, int]  # topic, partition, and the watermark that its records carry
 
 
 @dataclass(frozen=True, slots=True)
 class Laggards:
-    """The watermark after a batch, and what it waits for; times in microseconds, None: not known yet.
+    """The watermark after a batch, and what it waits for. Times are in microseconds, None if not known yet.
 
-    ``expected``: origins in the roster, 0 without one; of those ``heard``: how many have brought a time, and
-    ``lagging``: how many are at or behind the watermark, never heard of ones among them, and ``idle`` ones
-    not. ``may_lag`` of them may: once no more do, the watermark goes on. ``front``: the largest time.
-    ``slowest``: up to :data:`NAMES` of the lagging with their times, the slowest first. ``lows``: without a
-    roster the watermark that each input partition brought, as (topic, partition, time).
+    - ``low``: the watermark. ``front``: the largest time.
+    - ``expected``: number of origins in the roster, 0 without one. ``heard``: those of them that have a
+      progress. ``idle``: those that are declared idle.
+    - ``lagging``: origins at or behind the watermark, with those that have no progress and without the idle
+      ones. ``may_lag``: how many of them may lag; when no more than these lag, the watermark advances.
+    - ``slowest``: up to :data:`NAMES` lagging origins with their times, the slowest first.
+    - ``lows``: without a roster, the watermark that the records of each input partition carry.
     """
 
     low: int | None = None
@@ -39,12 +41,12 @@ class Laggards:
     idle: int = 0
     lagging: int = 0
     may_lag: int = 0
-    slowest: tuple[Named, ...] = ()
-    lows: tuple[Place, ...] = ()
+    slowest: tuple[OriginTime, ...] = ()
+    lows: tuple[PartitionTime, ...] = ()
 
     @property
     def behind(self) -> int | None:
-        """How far the watermark is behind the largest time."""
+        """Microseconds between the watermark and the largest time."""
         return None if self.low is None or self.front is None else self.front - self.low
 
     def to_text(self) -> str:
@@ -53,17 +55,17 @@ class Laggards:
 
     @classmethod
     def from_text(cls, text: str) -> Laggards:
-        """What :meth:`to_text` gave."""
+        """Read what :meth:`to_text` wrote."""
         facts = json.loads(text)
         facts |= {name: tuple(map(tuple, facts[name])) for name in ("slowest", "lows")}
         return cls(**facts)
 
 
 def laggards_of(watermark: WatermarkState, rules: WatermarkRules) -> Laggards:
-    """Who holds back the watermark that ``watermark`` remembers.
+    """The laggards of a watermark.
 
-    >>> tide = WatermarkState(5, {"a": 5, "b": 9})
-    >>> found = laggards_of(tide, WatermarkRules(("a", "b", "c"), "0.6"))
+    >>> watermark = WatermarkState(5, {"a": 5, "b": 9})
+    >>> found = laggards_of(watermark, WatermarkRules(("a", "b", "c"), "0.6"))
     >>> found.heard, found.lagging, found.may_lag, found.slowest, found.behind
     (2, 2, 1, (('c', None), ('a', 5)), 4)
     """

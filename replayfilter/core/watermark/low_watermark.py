@@ -1,16 +1,21 @@
 """The low watermark of a roster: a time before which no more records are expected.
 
-Rules (design, section 6):
-- the roster declares the origins; each writes in time order; its progress is its largest event time;
-- for N origins and completeness p, k = floor(N * (1 - p)) may lag: the watermark is the (k+1)-th smallest
-  progress, with p a decimal string, so that every boundary is exact;
-- an origin not yet heard of holds the watermark back; silence never makes one idle: only its own
-  declaration does or, where that is asked for, a partition with provably nothing left to read;
-- idle origins don't count, neither among the N nor among those that may lag; when all are idle the
-  watermark stays;
-- it never goes back: not for a new origin, one that returns, or reports that come late or out of order.
+Each origin writes its records in time order, so its largest event time is a promise: nothing older will
+come from it. The smallest of these times would be a watermark that one dead origin holds back for ever.
+So a share of the origins may lag behind the watermark.
 
-Times are int64 microseconds since the epoch, or any other unit used throughout.
+Rules:
+- The roster declares the origins. The progress of an origin is its largest event time.
+- For N origins and completeness p, k = floor(N * (1 - p)) origins may lag: the watermark is the (k+1)-th
+  smallest progress. p is a decimal string, so that every boundary is exact.
+- An origin without progress holds the watermark back. Silence never makes an origin idle. Only a
+  declaration does that, or, if asked for, a partition that is caught up.
+- Idle origins don't count, neither among the N nor among those that may lag. If all are idle, the
+  watermark stays where it is.
+- The watermark never goes back: not for a new origin, not for one that returns, and not for reports that
+  come late or out of order.
+
+Times are int64 microseconds since the epoch, or any other unit that is used throughout.
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 
 _DECIMAL = re.compile(r"[01](\.[0-9]{1,18})?", re.ASCII)
-NOWHERE = -1  # the place of an origin that no partition has brought yet
+NO_PARTITION = -1  # of an origin that is not known from any partition
 
 
 class Completeness:
-    """The share of origins that must have passed a time, as an exact decimal above 0 and up to 1.
+    """The share of origins that must have reached a time: an exact decimal above 0 and up to 1.
 
     Raises ``ValueError`` for any other text.
 
@@ -48,23 +53,27 @@ class Completeness:
             raise ValueError('out of range; a share is above 0 and up to 1, such as "0.999"')
 
     def may_lag(self, origins: int) -> int:
-        """How many of ``origins`` may lag: floor(origins * (1 - share)), always below ``origins`` above 0."""
+        """How many of ``origins`` may lag: floor(origins * (1 - share)). Fewer than all, if there are any."""
         return origins * self._absent // self._of
 
 
-class Advanced(NamedTuple):
-    """What came of times reported: ``moved`` intp[m], the origins that went ahead, and unknown names."""
+class AdvanceResult(NamedTuple):
+    """What reported times have changed.
 
-    moved: NDArray[np.intp]
+    ``advanced`` intp[m]: the indexes of origins whose progress has grown. ``unknown``: names that are not in
+    the roster.
+    """
+
+    advanced: NDArray[np.intp]
     unknown: list[str]
 
 
 class LowWatermark:
-    """The watermark of a roster; as fast for 10,000 origins as for ten.
+    """The watermark of a roster, for many thousands of origins.
 
-    ``names``: the origins; in the same order ``progress`` int64[n] (``UNKNOWN`` before the first report),
-    ``idle`` bool[n], as declared, ``place`` int32[n], the partition that last brought news, ``NOWHERE``
-    for none. Read them, change them only by the methods.
+    ``low``: the watermark. ``names``: the origins. In the same order: ``progress`` int64[n], ``UNKNOWN``
+    before the first report; ``idle`` bool[n], as declared; ``partition`` int32[n], the partition in which
+    the origin was seen last, ``NO_PARTITION`` for none. Change them through the methods only.
 
     >>> low = LowWatermark("0.5", ["a", "b"])
     >>> low.advance(["a", "stranger"], [7, 9]).unknown, low.settle()
@@ -85,7 +94,7 @@ class LowWatermark:
         self.names: list[str] = []
         self.progress = np.zeros(0, np.int64)
         self.idle = np.zeros(0, np.bool_)
-        self.place = np.zeros(0, np.int32)
+        self.partition = np.zeros(0, np.int32)
         self._index: dict[str, int] = {}
         self._caught_up: set[int] = set()
         self.add(names)
@@ -99,77 +108,80 @@ class LowWatermark:
     # ---- the roster ------------------------------------------------------------------------------
 
     def add(self, names: Iterable[str]) -> list[str]:
-        """Expect these origins too; returns those that were new. They hold the watermark where it is."""
+        """Expect these origins too; returns the new ones. They hold the watermark where it is."""
         new = [name for name in dict.fromkeys(names) if name not in self._index]
         for name in new:
             self._index[name] = len(self.names)
             self.names.append(name)
         self.progress = np.append(self.progress, np.full(len(new), UNKNOWN, np.int64))
         self.idle = np.append(self.idle, np.zeros(len(new), np.bool_))
-        self.place = np.append(self.place, np.full(len(new), NOWHERE, np.int32))
+        self.partition = np.append(self.partition, np.full(len(new), NO_PARTITION, np.int32))
         return new
 
     def remove(self, names: Iterable[str]) -> list[str]:
-        """Expect these no longer; returns those that were there. What was known of them is forgotten."""
+        """Stop expecting these origins, and forget their progress; returns those that were there."""
         gone = [name for name in dict.fromkeys(names) if name in self._index]
         if gone:
             keep = np.ones(len(self.names), np.bool_)
             keep[[self._index[name] for name in gone]] = False
             self.names = [name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept]
-            self.progress, self.idle, self.place = self.progress[keep], self.idle[keep], self.place[keep]
+            self.progress, self.idle, self.partition = self.progress[keep], self.idle[keep], self.partition[keep]
             self._index = {name: at for at, name in enumerate(self.names)}
         return gone
 
-    # ---- what is heard ---------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def find(self, names: Sequence[str]) -> NDArray[np.intp]:
-        """The places of origins in the columns, intp[n]; -1 for those not in the roster."""
+        """intp[n]: the indexes of origins, -1 for those that are not in the roster."""
         get = self._index.get
         return np.fromiter((get(name, -1) for name in names), np.intp, len(names))
 
     def advance(
-        self, names: Sequence[str], times: Sequence[int] | NDArray[np.int64], place: int = NOWHERE
-    ) -> Advanced:
-        """Note the times that origins have reached, from partition ``place``.
+        self, names: Sequence[str], times: Sequence[int] | NDArray[np.int64], partition: int = NO_PARTITION
+    ) -> AdvanceResult:
+        """Record the times that origins have reached, as seen in ``partition``.
 
-        Older times than known change nothing. An origin that goes ahead is idle no longer.
+        Times that are not later than the progress change nothing. An origin that advances is no longer idle.
         """
         at, given = self.find(names), np.asarray(times, np.int64)
         known = at >= 0
         unknown = [] if known.all() else [names[row] for row in np.flatnonzero(~known).tolist()]
         at, given = at[known], given[known]
         ahead = given > self.progress[at]
-        moved = at[ahead]
-        np.maximum.at(self.progress, moved, given[ahead])  # a name may be there twice
-        self.idle[moved] = False
-        if place != NOWHERE:
-            self.place[moved] = place
-        return Advanced(moved, unknown)
+        advanced = at[ahead]
+        np.maximum.at(self.progress, advanced, given[ahead])  # a name may occur twice
+        self.idle[advanced] = False
+        if partition != NO_PARTITION:
+            self.partition[advanced] = partition
+        return AdvanceResult(advanced, unknown)
 
     def declare_idle(self, names: Sequence[str], idle: bool = True) -> list[str]:
-        """Count these origins out until they go ahead or are declared active; returns unknown names."""
+        """Don't count these origins until they advance or are declared active; returns unknown names."""
         at = self.find(names)
         self.idle[at[at >= 0]] = idle
         return [name for name, where in zip(names, at.tolist(), strict=True) if where < 0]
 
-    def set_caught_up(self, place: int, nothing_left: bool) -> None:
-        """Say whether a partition has provably nothing left to read; counts only if ``idle_when_caught_up``."""
-        (self._caught_up.add if nothing_left else self._caught_up.discard)(place)
+    def set_caught_up(self, partition: int, caught_up: bool) -> None:
+        """Record whether a partition is caught up. Only with ``idle_when_caught_up`` this has an effect."""
+        if caught_up:
+            self._caught_up.add(partition)
+        else:
+            self._caught_up.discard(partition)
 
-    # ---- what follows ----------------------------------------------------------------------------
+    # ---- the watermark ---------------------------------------------------------------------------
 
     def active(self) -> NDArray[np.bool_]:
         """bool[n]: the origins that count."""
         if not (self.idle_when_caught_up and self._caught_up):
             return ~self.idle
-        return ~(self.idle | np.isin(self.place, list(self._caught_up)))
+        return ~(self.idle | np.isin(self.partition, list(self._caught_up)))
 
     def may_lag(self) -> int:
         """How many of the active origins may lag."""
         return self.completeness.may_lag(int(self.active().sum()))
 
     def settle(self) -> int:
-        """Move ``low`` as far as the origins allow, and return it."""
+        """Advance ``low`` as far as the origins allow, and return it."""
         counted = self.progress[self.active()]
         if len(counted):
             k = self.completeness.may_lag(len(counted))
@@ -177,7 +189,7 @@ class LowWatermark:
         return self.low
 
     def missing(self, time: int) -> int:
-        """How many more origins must reach ``time`` until the watermark does; 0 if it has."""
+        """How many more origins must reach ``time`` before the watermark does; 0 if it has."""
         if self.low >= time:
             return 0
         active = self.active()

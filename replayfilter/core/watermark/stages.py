@@ -1,8 +1,10 @@
-"""Stages of processing and their low watermarks.
+"""Stages: steps of processing that read one another's output, and their low watermarks.
 
-Rules (design, section 6): the input low of a stage is the smallest of the upstream stages' output lows and
-of what it knows itself (its roster, or the watermarks that its input partitions brought); its output
-low is the smaller of its input low and its oldest unfinished work. Neither goes back.
+Rules:
+- The input low of a stage is the smallest of the output lows of the stages it reads, and of its own bound:
+  the watermark of its roster, or the smallest watermark that its input partitions carry.
+- The output low of a stage is the smaller of its input low and its oldest unfinished work.
+- Neither goes back.
 """
 
 from __future__ import annotations
@@ -11,21 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Lows:
-    """The watermarks of a stage: nothing older comes in, nothing older goes out."""
+    """The watermarks of a stage: nothing older than ``input`` comes in, nothing older than ``output`` goes out."""
 
     input: int = UNKNOWN
     output: int = UNKNOWN
 
 
 class Stages:
-    """The graph of stages and their watermarks, as ``upstream`` says what each stage reads.
+    """The graph of stages and their watermarks; ``upstream`` has the stages that each stage reads.
 
-    Raises ``ValueError`` for a cycle, or an upstream stage that there is not.
+    Raises ``ValueError`` for a cycle, and for an unknown upstream stage.
 
     >>> stages = Stages({"parse": [], "join": ["parse"]})
     >>> stages.settle({"parse": 9}, {"parse": 7})
@@ -37,20 +39,20 @@ class Stages:
         for stage, names in upstream.items():
             for name in names:
                 if name not in upstream:
-                    raise ValueError(f'stage "{stage}" reads "{name}", which is not a stage; declare it too')
+                    raise ValueError(f'stage "{stage}" reads "{name}", which is not declared; declare it too')
         try:
             self.order = tuple(TopologicalSorter(upstream).static_order())
         except CycleError as error:
-            circle = " -> ".join(error.args[1][::-1])
-            raise ValueError(f"stages read one another in a circle: {circle}; take out one edge") from None
+            cycle = " -> ".join(error.args[1][::-1])
+            raise ValueError(f"stages read one another in a cycle: {cycle}; remove one edge") from None
         self.upstream = {stage: tuple(names) for stage, names in upstream.items()}
         self.lows = {stage: (lows or {}).get(stage, Lows()) for stage in self.order}
 
     def settle(self, own: Mapping[str, int], oldest: Mapping[str, int]) -> None:
-        """Move all watermarks as far as they may.
+        """Advance all watermarks as far as possible.
 
-        ``own``: what a stage knows itself of its input; ``oldest``: its oldest unfinished work, if any. A
-        stage that reads nothing and knows nothing stays where it is.
+        ``own``: the own bounds of stages; ``oldest``: their oldest unfinished work. A stage that reads no
+        other stage and has no own bound stays where it is.
         """
         for stage in self.order:
             bounds = [self.lows[name].output for name in self.upstream[stage]]
@@ -66,5 +68,5 @@ class Stages:
         return min((self.lows[name].output for name in self.upstream[stage]), default=None)
 
     def overall(self) -> int:
-        """The global low watermark: nothing older comes out of any stage."""
+        """The low watermark of all stages together: nothing older comes out of any of them."""
         return min((lows.output for lows in self.lows.values()), default=UNKNOWN)

@@ -9,10 +9,16 @@ import pytest
 
 from replayfilter.core.replay.mark_changes import MarkChange, apply_changes, due_changes
 from replayfilter.core.replay.marks import Marks
-from replayfilter.core.routing import ShardState
+from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError, ConfigError
-from replayfilter.service.runtime.checkpoint import LocalFiles
-from replayfilter.service.tools.marks import EDITS, add_changes, current_marks, parse_changes, read_changes
+from replayfilter.service.runtime.checkpoint import CheckpointFolder
+from replayfilter.service.tools.state_command import (
+    EDITS,
+    add_changes,
+    current_marks,
+    parse_changes,
+    read_changes,
+)
 
 NOW = 10**15
 
@@ -48,12 +54,12 @@ def test_an_edit_counts_once_from_its_batch_on() -> None:
 
 
 def test_the_count_is_kept_in_the_state() -> None:
-    state = ShardState(0, marks((7, 1, 10)), mark_changes=3)
-    assert ShardState.from_bytes(state.to_bytes()).mark_changes == 3
+    state = ShardState(0, marks((7, 1, 10)), applied_changes=3)
+    assert ShardState.from_bytes(state.to_bytes()).applied_changes == 3
 
 
 def test_edits_are_written_with_what_was_there_and_when(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+    files = CheckpointFolder(tmp_path)
     for batch in ("0", "1", "2", ".2.crc"):
         (tmp_path / "spark" / "offsets").mkdir(parents=True, exist_ok=True)
         (tmp_path / "spark" / "offsets" / batch).touch()
@@ -74,11 +80,11 @@ def test_edits_are_written_with_what_was_there_and_when(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_and_wrong_wishes_are_told(tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path)
+    files = CheckpointFolder(tmp_path)
     for text in ("{", '{"number": 2, "batch": 1, "pid": 1, "partition": 1, "mark": 1}\n', "[]"):
         files.write(EDITS, text.encode())
         with pytest.raises(CheckpointError, match="restore it"):
             read_changes(files)
     with pytest.raises(ConfigError) as caught:
         parse_changes(["7/1", "x/1=2", f"{1 << 63}/1=2"], ["7", "7/1=3"])
-    assert len(caught.value.faults) == 5
+    assert len(caught.value.errors) == 5

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from replayfilter.core.clock.expiry import UNKNOWN
-from replayfilter.core.watermark.low_watermark import NOWHERE, Completeness, LowWatermark
+from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.watermark.low_watermark import NO_PARTITION, Completeness, LowWatermark
 
 SHARES = ["1", "1.0", "0.999", "0.9990", "0.99", "0.9", "0.5", "0.3", "0.1", "0.001", "0.000000000000000001"]
 
@@ -153,18 +153,18 @@ def test_idle_origins_do_not_count_among_those_that_may_lag() -> None:
 def test_a_drained_partition_counts_only_if_asked_for_and_only_for_origins_seen_there() -> None:
     for asked in (True, False):
         low = LowWatermark("1", ["a", "b", "c"], idle_when_caught_up=asked)
-        low.advance(["a"], [10], place=0)
-        low.advance(["b", "c"], [10, 10], place=1)
+        low.advance(["a"], [10], partition=0)
+        low.advance(["b", "c"], [10, 10], partition=1)
         low.set_caught_up(0, True)
-        low.advance(["b", "c"], [50, 40], place=1)
+        low.advance(["b", "c"], [50, 40], partition=1)
         assert low.settle() == (40 if asked else 10)
         low.set_caught_up(0, False)
-        low.advance(["b", "c"], [90, 90], place=1)
+        low.advance(["b", "c"], [90, 90], partition=1)
         assert low.settle() == (40 if asked else 10), "there is something to read again"
     low = LowWatermark("1", ["a", "b"], idle_when_caught_up=True)
-    low.advance(["a"], [10], place=0)
+    low.advance(["a"], [10], partition=0)
     low.set_caught_up(0, True)
-    assert low.place.tolist() == [0, NOWHERE]
+    assert low.partition.tolist() == [0, NO_PARTITION]
     assert low.settle() == UNKNOWN, "b was never heard of, so nobody knows where its records would be"
 
 

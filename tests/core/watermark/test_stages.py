@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.watermark.stages import Lows, Stages
 
 

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from replayfilter.core.clock.expiry import UNKNOWN, Rules
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.frames import Frame, cut_frames
-from replayfilter.core.routing import Batch, Route, ShardState, route_batch
+from replayfilter.core.routing import Route, RoutedBatch, route_batch
+from replayfilter.core.rules import Rules
+from replayfilter.core.state import ShardState
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkRules, WatermarkState, observe
 from tests.support.core_run import MemoryStore
 
@@ -34,12 +37,12 @@ def frames_of(partition: int, first: int, ts: list[int], said: Observation, shar
 
 def decide(
     frames: Iterable[Frame], rules: Rules, state: ShardState, store: MemoryStore | None = None
-) -> Batch:
+) -> RoutedBatch:
     kept = MemoryStore() if store is None else store
     return route_batch(frames, rules, ShardState.from_bytes(state.to_bytes()), kept, 0)
 
 
-def rules_of(watermark: WatermarkRules, clock: str = "watermark") -> Rules:
+def rules_of(watermark: WatermarkRules, clock: Clock = Clock.WATERMARK) -> Rules:
     return Rules(replay=False, clock=clock, period=10, span=1, unit="s", watermark=watermark)
 
 
@@ -128,7 +131,7 @@ def test_a_roster_that_changes_never_makes_it_go_back() -> None:
 
 def test_origins_are_texts_bytes_or_whole_numbers() -> None:
     said = observe(["a", b"a", 7, True, None, "", 1.5], np.arange(7), 3)
-    assert (said.origins, said.times.tolist(), said.low) == (("a", "7"), [1, 2], 3)
+    assert (said.origins, said.times.tolist(), said.carried) == (("a", "7"), [1, 2], 3)
 
 
 def test_without_a_watermark_state_and_frames_are_as_before() -> None:

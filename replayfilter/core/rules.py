@@ -1,0 +1,67 @@
+"""The rules by which a service decides, as plain numbers.
+
+They come from the config once, at the start, and travel with every task. All lengths are in units of the
+expiry key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.watermark.watermark_state import WatermarkRules
+
+
+class Match(StrEnum):
+    """Where an equal key makes a record a duplicate; the values are those of the config."""
+
+    WINDOW = "window"  # accepted within the period
+    BUCKET = "bucket"  # accepted in the same bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a service decides.
+
+    - ``replay``: whether replays are dropped. ``mark_ttl_us``: microseconds until an idle mark is forgotten.
+    - ``dedup``: whether records expire and are compared with earlier ones.
+    - ``clock``, ``match``, ``unit``: as in the config.
+    - ``period``: how far behind the latest point a record is expired; with clock ``categorical`` the number
+      of earlier categories that are still open. ``span``: the width of a bucket.
+    - ``max_jump``: the largest step of the latest point, None for any; clock ``ordered`` only.
+    - ``remember_first``: keep with each key where its first record is.
+    - ``watermark``: how the low watermark is computed, None for none.
+    """
+
+    replay: bool = True
+    mark_ttl_us: int = 48 * 3600 * 10**6
+    dedup: bool = True
+    clock: Clock = Clock.TUPLE
+    period: int = 3_600_000
+    span: int = 300_000
+    match: Match = Match.WINDOW
+    unit: str = "ms"
+    max_jump: int | None = None
+    remember_first: bool = False
+    watermark: WatermarkRules | None = None
+
+    @property
+    def checks_future(self) -> bool:
+        """Whether a record can be too far ahead of the batch time."""
+        return self.dedup and self.clock.reads_time
+
+    @property
+    def searches_all_buckets(self) -> bool:
+        """Whether a key is searched for in all buckets, and not only in its own."""
+        return self.match is Match.WINDOW and self.clock.expires
+
+    @property
+    def keeps_ages(self) -> bool:
+        """Whether each remembered key has its expiry key: "within the period" depends on it."""
+        return self.match is Match.WINDOW and self.clock.has_latest_point
+
+    @property
+    def needs_expiry_order(self) -> bool:
+        """Whether the order of the expiry keys in an input partition matters, not only the largest."""
+        return self.clock is Clock.CATEGORICAL or self.max_jump is not None

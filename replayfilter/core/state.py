@@ -1,0 +1,107 @@
+"""The state of a shard: what it must remember from one batch to the next.
+
+All shards together remember each dedup key once: a key belongs to one shard. What every shard needs for
+its decisions is in all of them, and the same in all of them: marks, the latest point, categories and the
+low watermark.
+
+The state is one block of bytes (see ``columns.py``). The runs themselves are not in it: the state has only
+their directory, and a run is read by its name when it is needed. The names of columns and fields are part
+of every checkpoint and older than those of the attributes, so some differ: ``places``, ``edits``, ``tide``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from replayfilter.core.buckets import Entry, directory_columns, directory_entries
+from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.columns import Columns, pack, unpack
+from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.key_run import cached_size
+from replayfilter.core.replay.mark_changes import MarkChange, apply_changes, due_changes
+from replayfilter.core.replay.marks import Marks
+from replayfilter.core.watermark.watermark_state import WatermarkState
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """Everything that a shard remembers.
+
+    - ``latest``: the latest point. ``marks``: the mark of every source.
+    - ``runs``: the directory of the shard's own runs, by bucket.
+    - ``categories``: with clock ``categorical`` only.
+    - ``partitions``: the input partitions of first records, which keys refer to by index.
+    - ``watermark``: where a low watermark is kept.
+    - ``applied_changes``: how many mark changes have been applied so far.
+    """
+
+    latest: int
+    marks: Marks
+    runs: dict[int, list[Entry]] = field(default_factory=dict)
+    categories: Columns | None = None
+    partitions: tuple[InputPartition, ...] = ()
+    watermark: WatermarkState | None = None
+    applied_changes: int = 0
+
+    @classmethod
+    def empty(cls) -> ShardState:
+        """The state before the first record."""
+        return cls(UNKNOWN, Marks.empty())
+
+    def with_changes(self, changes: Sequence[MarkChange], batch: int, batch_time_us: int) -> ShardState:
+        """The state after the mark changes that are due at the batch with number ``batch``."""
+        due = due_changes(changes, self.applied_changes, batch)
+        marks = apply_changes(self.marks, due, batch_time_us)
+        return replace(self, marks=marks, applied_changes=self.applied_changes + len(due))
+
+    def columns(self) -> Columns:
+        """The columns of the block; a few single values are beside them."""
+        return {
+            **self.marks.columns(),
+            **directory_columns(self.runs.values()),
+            **(self.categories or {}),
+            **(self.watermark.columns() if self.watermark is not None else {}),
+        }
+
+    @property
+    def keys(self) -> int:
+        """Number of dedup keys remembered."""
+        return sum(entry.keys for entries in self.runs.values() for entry in entries)
+
+    @property
+    def memory(self) -> int:
+        """Bytes in a worker's memory: the runs as a cache maps them, and the columns."""
+        runs = (cached_size(entry.keys, entry.size) for entries in self.runs.values() for entry in entries)
+        return sum(runs) + sum(column.nbytes for column in self.columns().values())
+
+    def to_bytes(self) -> bytes:
+        """The state as a column block."""
+        meta = {
+            "version": STATE_VERSION,
+            "latest": self.latest,
+            "places": self.partitions,
+            "edits": self.applied_changes,
+        }
+        return pack(
+            self.columns(), meta | ({"tide": self.watermark.meta()} if self.watermark is not None else {})
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ShardState:
+        """Read a state. Raises ``ValueError`` for other bytes, or for a state of another version."""
+        columns, meta = unpack(data)
+        if meta["version"] != STATE_VERSION:
+            raise ValueError(f"shard state has version {meta['version']}, this program reads {STATE_VERSION}")
+        return cls(
+            latest=meta["latest"],
+            marks=Marks.from_columns(columns),
+            runs=directory_entries(columns),
+            categories={name: column for name, column in columns.items() if name.startswith("category_")}
+            or None,
+            partitions=tuple((topic, partition) for topic, partition in meta["places"]),
+            watermark=WatermarkState.restore(columns, meta["tide"]) if "tide" in meta else None,
+            applied_changes=meta.get("edits", 0),
+        )

@@ -1,0 +1,37 @@
+"""What each shard counts in each batch: the closed list, with how the shards' numbers make one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Aggregate(Enum):
+    """How the numbers of all shards make one number for the service."""
+
+    SUM = auto()  # every shard counts its own
+    MAX = auto()  # every shard knows the same number
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A number that every shard reports after every batch."""
+
+    name: str
+    meaning: str
+    aggregate: Aggregate = Aggregate.SUM
+
+
+STATS = (
+    Stat("sources", "sources with a mark", Aggregate.MAX),
+    Stat("gaps", "gaps in this batch: offsets above mark + 1", Aggregate.MAX),
+    Stat("forgotten", "marks forgotten in this batch because they were idle", Aggregate.MAX),
+    Stat("spread", "sources seen in more than one input partition", Aggregate.MAX),
+    Stat("keys", "dedup keys remembered"),
+    Stat("bytes", "bytes of runs in the state"),
+    Stat("memory", "bytes in memory: runs with their Bloom filters, marks and directory"),
+    Stat("runs", "runs"),
+    Stat("buckets", "buckets"),
+    Stat("evicted", "keys that expired with their bucket in this batch"),
+    Stat("false_hits", "digests that passed a Bloom filter in this batch and were not in its run"),
+)
