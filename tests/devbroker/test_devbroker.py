@@ -1,4 +1,4 @@
-"""The development broker: real, repeatable after a crash, and never left behind."""
+"""The development broker: a real one, which survives a kill, and never outlives its parent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import BrokerError
 
-QUIET = {"log_level": 0}  # a broker that goes away is what these tests are about
+QUIET = {"log_level": 0}  # these tests stop brokers on purpose
 
 
 def create(bootstrap: str, topic: str) -> None:
@@ -68,22 +68,22 @@ def alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # an orphan that nobody has collected yet is as dead as can be
+    return state != "Z"  # a zombie is dead, though its parent has not waited for it
 
 
-def test_takes_transactions_and_serves_them(bootstrap: str) -> None:
+def test_it_accepts_transactions_and_serves_them(bootstrap: str) -> None:
     create(bootstrap, "devbroker-serves")
     write(bootstrap, "devbroker-serves", b"1", b"2")
     assert read(bootstrap, "devbroker-serves", 2) == [b"1", b"2"]
 
 
-def test_makes_no_topic_that_nobody_asked_for(bootstrap: str) -> None:
+def test_it_creates_no_topic_by_itself(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     assert admin.list_topics("devbroker-unasked", timeout=10).topics["devbroker-unasked"].error is not None
 
 
 @pytest.mark.slow
-def test_comes_back_on_the_same_port_with_the_same_data_after_a_kill() -> None:
+def test_it_restarts_on_the_same_port_and_data_after_a_kill() -> None:
     with DevBroker() as broker:
         before, pid = broker.bootstrap, broker.pid
         create(before, "kept")
@@ -99,11 +99,11 @@ def test_comes_back_on_the_same_port_with_the_same_data_after_a_kill() -> None:
         assert broker.folder.is_dir()
     assert broker.pid is None
     assert not broker.folder.exists()
-    broker.stop()  # once more does no harm
+    broker.stop()  # a second time does no harm
 
 
 @pytest.mark.slow
-def test_a_given_folder_survives(tmp_path: Path) -> None:
+def test_a_given_folder_is_kept(tmp_path: Path) -> None:
     given = tmp_path / "with space"
     with DevBroker(data=given) as first:
         create(first.bootstrap, "kept")
@@ -122,7 +122,7 @@ time.sleep(600)
 """
 
 
-def test_ends_with_its_parent_even_when_that_is_killed() -> None:
+def test_it_ends_with_its_parent_even_if_that_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     first, folder = parent.stdout.readline().split()
@@ -153,7 +153,7 @@ def test_a_port_in_use_is_refused() -> None:
     assert not broker.folder.exists()
 
 
-def test_a_broker_that_does_not_come_up_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_broker_that_does_not_start_reports_why_and_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "meta.properties").write_text("version=1\nnode.id=7\ncluster.id=x\n")
     broker = DevBroker(data=tmp_path)
@@ -162,7 +162,7 @@ def test_a_broker_that_does_not_come_up_says_why_and_leaves_no_process(tmp_path:
     assert broker.pid is None
 
 
-def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("not a folder")
     with pytest.raises(BrokerError, match=str(tmp_path)):
         DevBroker(data=tmp_path).start()

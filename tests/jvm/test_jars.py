@@ -1,4 +1,4 @@
-"""The jar fetcher: only what is locked, only whole, only once; and sentences where something is missing."""
+"""Fetching jars: only locked ones, complete, and once; clear messages if something is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def locked() -> dict[str, dict[str, list[str]]]:
 
 
 @pytest.fixture(autouse=True)
-def _search_java_anew() -> Iterator[None]:
+def _fresh_java_cache() -> Iterator[None]:
     java.cache_clear()
     yield
     java.cache_clear()
@@ -32,7 +32,7 @@ def _search_java_anew() -> Iterator[None]:
 
 @pytest.fixture
 def deliver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Deliver:
-    """A lock with one jar of known content, and in Ivy's place something that delivers the given bytes."""
+    """A lock with one jar of known content, and instead of Ivy a function that delivers the given bytes."""
     lock = tmp_path / "jars.lock"
     digest = hashlib.sha256(BODY).hexdigest()
     lock.write_text(f'[kafka]\nroots = ["org:one:1.0"]\n[kafka.sha256]\n"org:one:1.0" = "{digest}"\n')
@@ -52,12 +52,12 @@ def deliver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Deliver:
     return choose
 
 
-def test_the_lock_belongs_to_the_versions_in_pyproject() -> None:
+def test_the_lock_is_for_the_versions_in_pyproject() -> None:
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["replayfilter"]["jars"]
     assert {kind: locked()[kind]["roots"] for kind in locked()} == wanted, "run `make lock`"
 
 
-def test_the_users_jars_are_those_that_are_locked() -> None:
+def test_the_cached_jars_are_the_locked_ones() -> None:
     hashes = [*locked()["kafka"]["sha256"].values(), *locked()["spark"]["sha256"].values()]  # type: ignore[attr-defined]
     files = jars.kafka_jars() + jars.spark_jars()
     assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in files] == hashes
@@ -73,7 +73,7 @@ def test_spark_gets_only_what_pyspark_does_not_bring() -> None:
     }
 
 
-def test_fetches_once(deliver: Deliver, tmp_path: Path) -> None:
+def test_jars_are_fetched_once(deliver: Deliver, tmp_path: Path) -> None:
     deliver(BODY)
     [jar] = jars.kafka_jars()
     assert jar == tmp_path / "jars" / "kafka-1.0" / "one-1.0.jar"
@@ -93,7 +93,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(deliver: Deliver, tmp_pa
     assert list((tmp_path / "jars" / "kafka-1.0").iterdir()) == []
 
 
-def test_a_jar_lost_from_the_folder_is_fetched_again(deliver: Deliver) -> None:
+def test_a_jar_that_was_removed_is_fetched_again(deliver: Deliver) -> None:
     deliver(BODY)
     [jar] = jars.kafka_jars()
     jar.unlink()
@@ -101,7 +101,7 @@ def test_a_jar_lost_from_the_folder_is_fetched_again(deliver: Deliver) -> None:
     assert jar.read_bytes() == BODY
 
 
-def test_two_at_once_do_not_disturb_each_other(deliver: Deliver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_fetches_at_once_share_a_folder(deliver: Deliver, monkeypatch: pytest.MonkeyPatch) -> None:
     deliver(BODY)
     both, one = threading.Barrier(2, timeout=20), jars._ivy
     monkeypatch.setattr(jars, "_ivy", lambda *given, **named: (both.wait(), one(*given, **named))[1])
@@ -116,7 +116,7 @@ def test_two_at_once_do_not_disturb_each_other(deliver: Deliver, monkeypatch: py
     assert [jar.read_bytes() for jar in found[0]] == [BODY]
 
 
-def test_a_cache_that_cannot_be_written_is_told(
+def test_a_cache_that_cannot_be_written_is_reported(
     deliver: Deliver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     deliver(BODY)
@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written_is_told(
         jars.kafka_jars()
 
 
-def test_the_cache_is_the_users_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_in_the_users_home_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("REPLAYFILTER_JARS", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -135,7 +135,7 @@ def test_the_cache_is_the_users_unless_told(monkeypatch: pytest.MonkeyPatch, tmp
     assert jars._cache() == tmp_path / "xdg" / "replayfilter" / "jars"
 
 
-def test_without_pyspark_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REPLAYFILTER_JARS", str(tmp_path))
     monkeypatch.setattr(jars, "find_spec", lambda name: None)
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_without_pyspark_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tm
         jars.spark_jars()
 
 
-def test_what_ivy_cannot_fetch_is_told_with_its_own_words(
+def test_a_failed_fetch_is_reported_with_the_output_of_ivy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_java(monkeypatch, tmp_path, 'openjdk version "17.0.1"', then="echo no route to host; exit 1")
@@ -164,13 +164,13 @@ def fake_java(monkeypatch: pytest.MonkeyPatch, home: Path, version: str, then: s
 @pytest.mark.parametrize(
     "version", ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS']
 )
-def test_java_17_and_21_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+def test_java_17_and_21_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
     fake_java(monkeypatch, tmp_path, version)
     assert java() == tmp_path / "bin" / "java"
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "message"),
     [
         ('java version "1.8.0_292"', "is Java 8: install a Java 17 or 21"),
         ('openjdk version "25.0.1" 2025-10-21', "is Java 25: install a Java 17 or 21"),
@@ -178,14 +178,14 @@ def test_java_17_and_21_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     ],
 )
 def test_other_javas_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, message: str
 ) -> None:
     fake_java(monkeypatch, tmp_path, version)
-    with pytest.raises(MissingDependency, match=said):
+    with pytest.raises(MissingDependency, match=message):
         java()
 
 
-def test_no_java_is_told_with_where_it_was_looked_for(
+def test_a_missing_java_is_reported_with_the_place_that_was_searched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The stages of ``filter_replays`` without Spark: together they let through what ReplayFilter does."""
+"""The stages of ``filter_replays`` without Spark: together they pass the records that ReplayFilter passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[int, int, bytes | None]  # partition, offset, key
 
 
 class State:
-    """Spark's value state."""
+    """Stands for Spark's value state."""
 
     def __init__(self) -> None:
         self.value: tuple[int, int] | None = None
@@ -32,27 +32,27 @@ class State:
 
 
 class Query:
-    """A query's three stages and its state, one batch after the other."""
+    """The three stages of a query and its state, for one batch after the other."""
 
     def __init__(self) -> None:
         self.states: dict[bytes, State] = {}
 
     def run(self, rows: list[Row], now: int, rng: random.Random) -> list[tuple[int, int]]:
-        """(partition, offset) of what passes, as it comes out."""
+        """(partition, offset) of the records that pass, in the order of the output."""
         batches = []
-        for partition, run in groupby(sorted(rows, key=lambda row: row[:2]), key=lambda row: row[0]):
-            part = list(run)
+        for partition, found in groupby(sorted(rows, key=lambda row: row[:2]), key=lambda row: row[0]):
+            part = list(found)
             while part:
                 size = rng.randrange(1, 9)
                 batches.append(self.arrow(partition, part[:size], now))
                 part = part[size:]
         frames = pd.concat([batch.to_pandas() for batch in _frame("key", iter(batches))])
-        frames = frames.sample(frac=1, random_state=rng.randrange(1 << 30))  # as a shuffle may bring them
+        frames = frames.sample(frac=1, random_state=rng.randrange(1 << 30))  # like a shuffle
         out = []
-        for source, found in frames.groupby("source"):
+        for source, group in frames.groupby("source"):
             marks = _Marks(48 * HOUR)
             marks._state = self.states.setdefault(bytes(source), State())  # type: ignore[assignment]
-            halves: Any = iter([found[:2], found[2:]])
+            halves: Any = iter([group[:2], group[2:]])
             out += list(marks.handleInputRows((source,), halves, None))  # type: ignore[arg-type]
         passed = pa.RecordBatch.from_pandas(pd.concat(out), preserve_index=False)
         return [
@@ -98,19 +98,19 @@ def test_it_agrees_with_the_plain_filter_and_keeps_each_partitions_order(seed: i
         assert set(found) == expected
         assert len(found) == len(expected)
         for partition in range(3):
-            offsets = [offset for place, offset in found if place == partition]
+            offsets = [offset for number, offset in found if number == partition]
             assert offsets == sorted(offsets)
 
 
 def test_each_partition_sees_the_marks_before_the_batch_and_its_own() -> None:
-    """A source in two partitions of one batch: as the service decides it."""
+    """One source in two input partitions of a batch is decided as in the service."""
     rng, query = random.Random(0), Query()
     key = [Stamp(1, 0, offset).to_bytes() for offset in range(10)]
     assert query.run([(0, 0, key[5]), (1, 0, key[3]), (1, 1, key[3])], 0, rng) == [(0, 0), (1, 0)]
     assert query.run([(1, 2, key[5]), (1, 3, key[6])], 0, rng) == [(1, 3)]
 
 
-def test_a_mark_idle_for_its_time_counts_no_more() -> None:
+def test_an_idle_mark_is_forgotten() -> None:
     rng, query = random.Random(0), Query()
     key = Stamp(1, 0, 5).to_bytes()
     assert query.run([(0, 0, key)], 0, rng) == [(0, 0)]

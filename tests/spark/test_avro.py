@@ -1,4 +1,4 @@
-"""Avro through the real plan: schemas that evolve in mid-stream, and a registry that goes down."""
+"""Avro through the real plan: schemas that change within a stream, and a registry that goes down."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str
         first = [
             order(1, "a", NOW),
             order(2, "b", NOW + 1),
-            order(2, "a", NOW + 2),  # the same user by another schema
+            order(2, "a", NOW + 2),  # the same user in another schema
             order(2, "c", NOW - 3_600_000),
             order(1, None, NOW),
             order(99, "d", NOW),
@@ -69,7 +69,7 @@ def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str
         assert reasons == [b"key", b"avro_schema", b"avro", b"avro_prefix", b"empty"]
         assert pipeline.counts("error_avro_schema") == [1]
 
-        # Down while a record comes whose schema nobody has read yet.
+        # The registry is down when a record with a new schema comes.
         registry.fail_with = [503] * 1_000
         registry.add(3, THIRD)
         second = [order(3, "b", NOW + 3), order(3, "e", NOW + 4)]

@@ -1,4 +1,4 @@
-"""The clocks that count no time, and origins of duplicates, through the real pipeline."""
+"""The clocks without time, and the first records of duplicates, through the real pipeline."""
 
 from __future__ import annotations
 
@@ -51,19 +51,17 @@ def test_categorical_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
     assert pipeline.values(Route.UNIQUE) == [first[0], first[2], first[3], second[1], second[4]]
     assert pipeline.values(Route.DUPLICATE) == [first[1], second[0], second[3]]
     assert pipeline.values(Route.EXPIRED) == [second[2], second[5]]
-    assert pipeline.counts("state_buckets") == [
-        3,
-        2,
-    ]  # by shard: "a" in both and "b" in one, then "c" and "d"
+    # By shard: "a" in both and "b" in one, then "c" and "d".
+    assert pipeline.counts("state_buckets") == [3, 2]
 
 
-def test_a_duplicate_names_the_record_that_it_repeats(bootstrap: str, tmp_path: Path) -> None:
+def test_a_duplicate_names_its_first_record(bootstrap: str, tmp_path: Path) -> None:
     rules = Rules(period=3_600_000, span=300_000, remember_first=True)
     keys = KeySpec("json", ("id",), "at", "ms")
-    pipeline = Pipeline(bootstrap, tmp_path, "origin", partitions=2, rules=rules, keys=keys)
+    pipeline = Pipeline(bootstrap, tmp_path, "first", partitions=2, rules=rules, keys=keys)
     pipeline.publish([record(event(7, 5)), record(event(8, 5)), record(event(8, 6), partition=1)])
     pipeline.run_once()
     pipeline.publish([record(event(7, 9), partition=1)])
     pipeline.run_once()
     found = [dict(duplicate.headers)["rf-first"] for duplicate in pipeline.read(Route.DUPLICATE)]
-    assert found == [b"origin/0/1", b"origin/0/0"]
+    assert found == [b"first/0/1", b"first/0/0"]

@@ -1,4 +1,4 @@
-"""``replayfilter.spark`` in a job with Spark's stock source and sink: exactly the records that pass."""
+"""``replayfilter.spark`` in a job with Spark's stock source and sink: each record passes exactly once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 RECORDS = 3_000
 
 
-def test_replayfilter_spark_is_imported_without_pyspark() -> None:
+def test_importing_replayfilter_spark_does_not_import_pyspark() -> None:
     code = "import sys, replayfilter.spark; assert not {'pyspark', 'pandas', 'pyarrow'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -65,7 +65,9 @@ def test_stamp_and_filter_in_a_spark_job(bootstrap: str, tmp_path: Path, where: 
     assert sorted(int(m.value() or b"") for m in example) == list(range(RECORDS))
     order = [(stamp_of(m).partition, stamp_of(m).offset) for m in example]  # type: ignore[union-attr]
     for partition in range(4):
-        assert [o for p, o in order if p == partition] == list(range(RECORDS // 4)), "as the source has them"
+        assert [o for p, o in order if p == partition] == list(range(RECORDS // 4)), (
+            "in the order of the source"
+        )
 
     lines = [line for path in (tmp_path / "rows").glob("*.json") for line in path.read_text().splitlines()]
     rows = [json.loads(line) for line in lines]

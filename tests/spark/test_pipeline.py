@@ -1,4 +1,4 @@
-"""Topics in, topics out: the real Spark plan on a real broker."""
+"""The real Spark plan between topics on a real broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import Stamp
@@ -23,7 +23,7 @@ from tests.support.service_process import wait_for
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HOUR = 3_600_000
-NOW = 1_000 * HOUR  # event time: long ago, so that nothing is future
+NOW = 1_000 * HOUR  # event time: long ago, so that no record is in the future
 PID = 7
 
 
@@ -32,7 +32,7 @@ def stamp(offset: int, partition: int = 0) -> bytes:
 
 
 def test_every_route(bootstrap: str, tmp_path: Path) -> None:
-    """Each kind of record once: bytes, headers, timestamps, partitions and keys of what comes out."""
+    """One record of each kind: the bytes, headers, timestamps, partitions and keys of the output."""
     pipeline = Pipeline(bootstrap, tmp_path, "every", partitions=3)
     future = int(time.time() * 1000) + HOUR
     big = order(9, NOW, text="x" * 990_000)
@@ -106,7 +106,7 @@ def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_pat
     assert [dict(row.headers)["rf-reason"] for row in errors] == [b"stamp", b"stamp"]
 
 
-def test_memory_outlives_a_restart_and_a_batch_done_again_changes_nothing(
+def test_state_survives_a_restart_and_a_repeated_batch_changes_nothing(
     bootstrap: str, tmp_path: Path
 ) -> None:
     pipeline = Pipeline(bootstrap, tmp_path, "again")
@@ -124,21 +124,21 @@ def test_memory_outlives_a_restart_and_a_batch_done_again_changes_nothing(
     commit.unlink()
     commit.with_name(".1.crc").unlink()
     pipeline.run_once()
-    assert pipeline.counts("unique")[2:] == [100]  # decided alike from the state of the version before
+    assert pipeline.counts("unique")[2:] == [100]  # the same decisions, from the state before the batch
     assert pipeline.counts("replay")[2:] == [1_000]
     assert pipeline.counts("written")[2:] == [0]
     assert pipeline.counts("skipped")[2:] == [200]
     assert {route: pipeline.read(route) for route in before} == before
 
 
-def test_begins_at_given_offsets_and_elsewhere_at_the_earliest(bootstrap: str, tmp_path: Path) -> None:
+def test_it_starts_at_the_given_offsets_and_elsewhere_at_the_earliest(bootstrap: str, tmp_path: Path) -> None:
     pipeline = Pipeline(bootstrap, tmp_path, "begins", starting={"begins": {1: 3}})
     pipeline.publish(record(order(n, NOW), stamp(n, n % 2), n % 2) for n in range(10))
     pipeline.run_once()
     assert pipeline.values(Route.UNIQUE) == [order(n, NOW) for n in (0, 2, 4, 6, 8, 7, 9)]
 
 
-def test_replays_alone_without_keys(bootstrap: str, tmp_path: Path) -> None:
+def test_filtering_replays_only_needs_no_keys(bootstrap: str, tmp_path: Path) -> None:
     pipeline = Pipeline(bootstrap, tmp_path, "alone", keys=KeySpec("raw", (), None, "ms"), shards=3)
     pipeline.settings = replace(pipeline.settings, rules=replace(pipeline.settings.rules, dedup=False))
     pipeline.publish(record(b"%d" % n, stamp(n, n % 2), n % 2) for n in (0, 1, 2, 3, 2, 5, 4, 1, 6))
@@ -147,7 +147,7 @@ def test_replays_alone_without_keys(bootstrap: str, tmp_path: Path) -> None:
     assert pipeline.counts("replay") == [2]
 
 
-def test_stops_after_the_batch_in_hand_and_starts_again(bootstrap: str, tmp_path: Path) -> None:
+def test_it_stops_after_the_current_batch_and_starts_again(bootstrap: str, tmp_path: Path) -> None:
     pipeline = Pipeline(bootstrap, tmp_path, "stops")
     first = pipeline.service()
     first.start()
@@ -161,10 +161,10 @@ def test_stops_after_the_batch_in_hand_and_starts_again(bootstrap: str, tmp_path
     assert not ended.is_alive()
     pipeline.run_once()
     assert pipeline.values(Route.UNIQUE) == [order(n, NOW) for n in range(1_000)]
-    assert pipeline.counts("skipped") == [0] * len(pipeline.progress)  # no batch was cut off
+    assert pipeline.counts("skipped") == [0] * len(pipeline.progress)  # no batch was interrupted
 
 
-def test_a_failure_is_one_sentence(bootstrap: str, tmp_path: Path) -> None:
+def test_a_failure_is_reported_in_one_sentence(bootstrap: str, tmp_path: Path) -> None:
     pipeline = Pipeline(bootstrap, tmp_path, "fails")
     small = NewTopic("fails.small", 2, 1, config={"max.message.bytes": "500"})
     admin = AdminClient({"bootstrap.servers": bootstrap})

@@ -1,4 +1,4 @@
-"""The query's thread between Spark and the service: a JVM that has gone, and progress that is none."""
+"""The thread that waits for the query: a JVM that has ended, and progress without a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
 
 
-# ---- a JVM that has gone -----------------------------------------------------------------------------
+# ---- a JVM that has ended ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -36,30 +36,30 @@ SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
      Py4JError("SparkSession does not exist in the JVM"), BrokenPipeError(32, "Broken pipe")],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_a_jvm_that_has_gone_is_told_in_words_at_start_too(
+def test_a_jvm_that_has_ended_is_reported_by_start_too(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def gone(*_: object) -> Any:
+    def ended(*_: object) -> Any:
         raise error
 
     monkeypatch.setattr(query, "batch_limit", lambda settings: 1_000)
-    monkeypatch.setattr(query, "start_session", gone)
+    monkeypatch.setattr(query, "start_session", ended)
     with pytest.raises(SparkLost, match="Java process has ended") as found:
         Service(SETTINGS).start()  # type: ignore[arg-type]
     assert found.value.__cause__ is error
 
 
-def test_what_a_living_jvm_complains_of_is_not_taken_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    complaint = Py4JJavaError("java.lang.IllegalStateException", SimpleNamespace(_target_id="o1"))
+def test_an_exception_from_a_living_jvm_is_not_taken_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    exception = Py4JJavaError("java.lang.IllegalStateException", SimpleNamespace(_target_id="o1"))
 
-    def refuses(*_: object) -> Any:
-        raise complaint
+    def fails(*_: object) -> Any:
+        raise exception
 
     monkeypatch.setattr(query, "batch_limit", lambda settings: 1_000)
-    monkeypatch.setattr(query, "start_session", refuses)
+    monkeypatch.setattr(query, "start_session", fails)
     with pytest.raises(Py4JJavaError) as found:
         Service(SETTINGS).start()  # type: ignore[arg-type]
-    assert found.value is complaint
+    assert found.value is exception
 
 
 RESTART = """
@@ -88,7 +88,7 @@ except SparkLost as error:
 
 
 @pytest.mark.slow
-def test_a_real_jvm_that_was_killed_between_two_starts() -> None:
+def test_a_real_jvm_that_is_killed_between_two_starts_is_reported() -> None:
     command = [sys.executable, "-c", textwrap.dedent(RESTART)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -106,10 +106,10 @@ def test_a_real_jvm_that_was_killed_between_two_starts() -> None:
     assert out.startswith("lost: "), err
 
 
-# ---- progress that is none ---------------------------------------------------------------------------
+# ---- progress without a batch ------------------------------------------------------------------------
 
-# What Spark 4.0.5 gave of a query that read a file, waited for 23 s and read another: batch 0, twice in ten
-# seconds that nothing comes, under the number 1, and batch 1.
+# The progress that Spark 4.0.5 reported for a query that read a file, waited for 23 s and read another one:
+# batch 0, two reports without a batch under the number 1, and batch 1.
 RECORDED = [
     StreamingQueryProgress.fromJson(each)
     for each in json.loads(Path(__file__).with_name("progress.json").read_text("utf-8"))
@@ -117,14 +117,14 @@ RECORDED = [
 
 
 class Recorded:
-    """A query whose progress comes when it is waited for: up to so many at a time."""
+    """Stands for a query: each time it is waited for, the next number of ``arrivals`` reports come in."""
 
     def __init__(self, *arrivals: int, kept: int = 20) -> None:
         self._arrivals, self._kept = list(arrivals), kept
         self._come = 0
         self.status = {"message": "Waiting for data to arrive"}
         self.stopped = False
-        self.asked_for_all = 0
+        self.recent_requests = 0
 
     def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  # Spark's name
         if self.stopped or not self._arrivals:
@@ -141,48 +141,48 @@ class Recorded:
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802
-        self.asked_for_all += 1
+        self.recent_requests += 1
         return RECORDED[max(0, self._come - self._kept) : self._come]
 
 
 def reported(recorded: Recorded, last_seen: int = -1) -> list[tuple[int, int]]:
-    """The batches told of, as (number, rows)."""
-    told: list[tuple[int, int]] = []
+    """The batches that the service reports, as (number, rows)."""
+    batches: list[tuple[int, int]] = []
 
-    def tell(progress: Progress) -> None:
-        told.append((progress["batchId"], progress["observedMetrics"]["counts"]["unique"]))
+    def on_batch(progress: Progress) -> None:
+        batches.append((progress["batchId"], progress["observedMetrics"]["counts"]["unique"]))
 
-    service = Service(SETTINGS, [tell])  # type: ignore[arg-type]
+    service = Service(SETTINGS, [on_batch])  # type: ignore[arg-type]
     service._query = recorded  # type: ignore[assignment]
     service._last_seen = last_seen
     service.await_end()
-    return told
+    return batches
 
 
-def test_the_recording_is_what_it_is_said_to_be() -> None:
+def test_the_recording_has_two_batches_and_two_idle_reports() -> None:
     assert [progress["batchId"] for progress in RECORDED] == [0, 1, 1, 1]
     assert [query._is_idle(progress) for progress in RECORDED] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("arrivals", [(1, 1, 1, 1), (0, 1, 0, 0, 1, 1, 1, 0), (4,), (2, 2), (3, 1), (1, 3)])
-def test_each_batch_is_told_once_however_often_one_looks(arrivals: tuple[int, ...]) -> None:
+def test_each_batch_is_reported_once_however_often_progress_is_read(arrivals: tuple[int, ...]) -> None:
     assert reported(Recorded(*arrivals)) == [(0, 3), (1, 5)]
 
 
 @pytest.mark.parametrize("arrivals", [(2,), (3,), (2, 1)])
-def test_a_batch_is_told_even_if_the_news_that_nothing_comes_is_first_seen(arrivals: tuple[int, ...]) -> None:
+def test_a_batch_is_reported_even_if_an_idle_report_is_seen_first(arrivals: tuple[int, ...]) -> None:
     assert reported(Recorded(*arrivals)) == [(0, 3)]
 
 
-def test_a_query_that_goes_on_after_a_restart_and_waits_is_not_asked_for_all_again_and_again() -> None:
-    waiting = Recorded(2, 0, 0, 1, 0, 0, kept=1)  # only the idle ones are left to see
+def test_an_idle_query_after_a_restart_is_asked_for_its_recent_progress_only_once() -> None:
+    waiting = Recorded(2, 0, 0, 1, 0, 0, kept=1)  # only idle reports are left
     assert reported(waiting) == []
-    assert waiting.asked_for_all == 1
-    assert reported(Recorded(3, 1, kept=1)) == [(1, 5)], "the next real one is not missed"
-    assert reported(Recorded(1, 1, 1, 1), last_seen=0) == [(1, 5)], "batch 0 was told before"
+    assert waiting.recent_requests == 1
+    assert reported(Recorded(3, 1, kept=1)) == [(1, 5)], "the next batch is not missed"
+    assert reported(Recorded(1, 1, 1, 1), last_seen=0) == [(1, 5)], "batch 0 was reported before"
 
 
-def test_a_query_that_waits_is_stopped_at_once() -> None:
+def test_an_idle_query_is_stopped_at_once() -> None:
     recorded = Recorded(1, 1, 1)
     service = Service(SETTINGS)  # type: ignore[arg-type]
     service._query = recorded  # type: ignore[assignment]

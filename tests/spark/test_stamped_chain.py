@@ -1,4 +1,4 @@
-"""Upstream jobs killed 15 times, behind them real services: every record once, in order, all the way."""
+"""Jobs that are killed 15 times, followed by real services: every record arrives once and in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 
 def serve(folder: Path, bootstrap: str, name: str, topic: str, partitions: int, stamp: str = "key") -> None:
-    """Run a service over all there is in ``topic``."""
+    """Run a service until it has processed all that is in ``topic`` now."""
     config = prepare_replay_service(folder, bootstrap, name, topic, partitions, stamp)
     with ServiceProcess(config, "--once") as service:
         assert service.end(300) == 0, service.tail()
@@ -24,7 +24,7 @@ def serve(folder: Path, bootstrap: str, name: str, topic: str, partitions: int, 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_jobs_killed_15_times_and_two_services_in_a_row(bootstrap: str, tmp_path: Path) -> None:
-    """4 -> 3 -> 8 partitions; half of the stream comes while the services are stopped."""
+    """4 -> 3 -> 8 partitions; half of the stream arrives while the services are stopped."""
     sources = [fill(bootstrap, "left", 4, 20_000), fill(bootstrap, "right", 2, 6_000)]
     target = new_topic(bootstrap, "chain", 3)
     first, second = f"{target}-b", f"{target}-c"
@@ -36,9 +36,9 @@ def test_two_jobs_killed_15_times_and_two_services_in_a_row(bootstrap: str, tmp_
     published, written = contents(bootstrap, *sources), read_all(bootstrap, target)
     for name in (first, second):
         found = read_all(bootstrap, f"{name}.unique")
-        for message in found:  # the chain's own partitions: source % 3, kept after that
-            place = int((message.value() or b"").decode().split()[1])
-            assert message.partition() == place % 3
+        for message in found:  # the first topic has source partition % 3, the services keep it
+            source_partition = int((message.value() or b"").decode().split()[1])
+            assert message.partition() == source_partition % 3
         assert len(found) == len(published)
         check_order(published, found)
         assert read_all(bootstrap, f"{name}.error") == []
@@ -60,7 +60,7 @@ def test_stamps_in_the_header_and_more_partitions(bootstrap: str, tmp_path: Path
 
 
 def check_order(published: list, found: list) -> None:  # type: ignore[type-arg]
-    """As check_exact, wherever the partitions are."""
+    """Check that each source's records are complete and in order, whatever their partitions."""
 
     def by_source(messages: list) -> dict[str, list[bytes]]:  # type: ignore[type-arg]
         rows: dict[str, list[bytes]] = {}

@@ -1,4 +1,4 @@
-"""The low watermark through the real pipeline: the clock, the header, and a chain of two services."""
+"""The low watermark through the real pipeline: the clock, the header, and two services in a chain."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def event(number: int, host: str, hours: float) -> bytes:
 
 
 def lows(pipeline: Pipeline, route: Route) -> dict[int, int | None]:
-    """The watermark in hours after the start, as stamped on each record of a route, by its id."""
+    """By id, the watermark that each record of a route carries, in hours after the start."""
     found = {}
     for each in pipeline.read(route):
-        stamped = [value for name, value in each.headers if name == WATERMARK_HEADER]
-        assert len(stamped) <= 1, "the one that it came with is replaced"
+        carried = [value for name, value in each.headers if name == WATERMARK_HEADER]
+        assert len(carried) <= 1, "the one that it came with is replaced"
         assert each.value is not None
-        low = (int(stamped[0] or b"") // 1_000 - START_MS) // HOUR_MS if stamped else None
+        low = (int(carried[0] or b"") // 1_000 - START_MS) // HOUR_MS if carried else None
         found[json.loads(each.value)["id"]] = low
     return found
 
@@ -41,11 +41,11 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
     watermark = WatermarkRules(("a", "b", "c"), "0.6")  # one of three may lag
     rules = Rules(clock=Clock.WATERMARK, period=HOUR_MS, span=HOUR_MS // 12, watermark=watermark)
     keys = KeySpec("json", ("id",), "ts", "ms", origin="host", time="ts", time_unit="ms")
-    first = Pipeline(bootstrap, tmp_path, "tide", rules=rules, keys=keys)
+    first = Pipeline(bootstrap, tmp_path, "marked", rules=rules, keys=keys)
     first.publish([record(event(1, "a", 5)), record(event(2, "b", 3), partition=1)])
     first.run_once()
-    # The latest point of clock ``tuple`` would be 50 hours after this, and 10 be expired.
-    foreign = [(WATERMARK_HEADER, b"1")]
+    # With clock ``tuple`` the latest point would be 50 hours, and the record of hour 10 expired.
+    foreign: list[tuple[str, bytes | None]] = [(WATERMARK_HEADER, b"1")]
     second = [
         record(event(3, "a", 50), headers=foreign),
         record(event(4, "b", 10), partition=1),
@@ -63,25 +63,27 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
     ].headers
     after = [(micros // 1_000 - START_MS) // HOUR_MS for micros in first.counts("watermark_us")]
     assert after == [3, 10, 20]
-    told = [read_batch(progress, 0.0) for progress in first.progress]
-    held = [batch.laggards for batch in told if batch.laggards is not None]
+    batches = [read_batch(progress, 0.0) for progress in first.progress]
+    held = [batch.laggards for batch in batches if batch.laggards is not None]
     assert [(each.heard, each.lagging, each.may_lag) for each in held] == [(2, 2, 1), (3, 2, 1), (3, 2, 1)]
     assert [[name for name, _ in each.slowest] for each in held] == [["c", "b"], ["c", "b"], ["c", "b"]]
     assert [(each.low or 0) // 1_000 for each in held] == [START_MS + hours * HOUR_MS for hours in after]
-    assert [sum(batch.backlog[first.name].values()) for batch in told] == [0, 0, 0]
+    assert [sum(batch.backlog[first.name].values()) for batch in batches] == [0, 0, 0]
 
     topic = first.topic_of(Route.UNIQUE)
     chained = Pipeline(
-        bootstrap, tmp_path, "tide2", topics=(topic,), pids={topic: output_pid("c", "t", "tide2")},
-        rules=Rules(period=100 * HOUR_MS, span=HOUR_MS, watermark=WatermarkRules(None, partitions={topic: 2})),
+        bootstrap, tmp_path, "marked2", topics=(topic,), pids={topic: output_pid("c", "t", "marked2")},
+        rules=Rules(
+            period=100 * HOUR_MS, span=HOUR_MS, watermark=WatermarkRules(None, partitions={topic: 2})
+        ),
     )  # fmt: skip
     chained.run_once()
-    (brought,) = (read_batch(progress, 0.0).laggards for progress in chained.progress)
-    assert brought is not None
-    hours = {part: (time // 1_000 - START_MS) // HOUR_MS for _, part, time in brought.lows}
+    (laggards,) = (read_batch(progress, 0.0).laggards for progress in chained.progress)
+    assert laggards is not None
+    hours = {part: (time // 1_000 - START_MS) // HOUR_MS for _, part, time in laggards.lows}
     assert hours == {0: 10, 1: 10}
     low = (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS
-    assert low == 10, "the first one's, as the last record of each partition carries it"
+    assert low == 10, "that of the first service, as the last record of each partition carries it"
     first.publish([record(event(8, "b", 30)), record(event(9, "c", 25), partition=1)])
     first.run_once()
     chained.run_once()

@@ -1,4 +1,4 @@
-"""A pipeline between topics of its own on the test run's broker, and what a test does with one."""
+"""A pipeline between its own topics on the test run's broker."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from replayfilter.core.clock.expiry import Rules
 from replayfilter.core.routing import Route
-from replayfilter.demo.check import Found
+from replayfilter.core.rules import Rules
+from replayfilter.demo.check import ConsumerRecord
 from replayfilter.demo.kafka_io import publish, read_topic
 from replayfilter.demo.stream import Headers, Record
 from replayfilter.formats import KeySpec
@@ -26,12 +26,12 @@ OUTPUTS = (Route.UNIQUE, Route.DUPLICATE, Route.EXPIRED, Route.ERROR)
 
 
 class Pipeline:
-    """Topics ``<name>`` and ``<name>.<route>``, and services that run between them, one after the other."""
+    """Topics ``<name>`` and ``<name>.<route>``, and a service between them that may start several times."""
 
     def __init__(self, bootstrap: str, folder: Path, name: str, partitions: int = 2, **settings: Any) -> None:
         self.bootstrap, self.name = bootstrap, name
         cluster = Cluster(bootstrap)
-        cluster.create({topic: partitions for topic in (name, *map(self.topic_of, (*OUTPUTS, Route.REPLAY)))})
+        cluster.create(dict.fromkeys((name, *map(self.topic_of, (*OUTPUTS, Route.REPLAY))), partitions))
         pids = {name: output_pid(cluster.id, cluster.topics([name])[name].id, name)}
         defaults: dict[str, Any] = {
             "service": name,
@@ -59,7 +59,7 @@ class Pipeline:
         publish(self.bootstrap, self.name, records)
 
     def service(self) -> Service:
-        """A service that has not started."""
+        """A service that has not been started."""
         return Service(self.settings, [lambda progress: self.progress.append(dict(progress))])
 
     def session(self) -> SparkSession:
@@ -67,7 +67,7 @@ class Pipeline:
         return start_session(self.settings)
 
     def run_once(self) -> Service:
-        """Handle all there is; the ended service."""
+        """Start a service that processes all that is there now; the service, when it has ended."""
         service = self.service()
         service.start(once=True)
         service.await_end()
@@ -77,8 +77,8 @@ class Pipeline:
         """One count of every finished batch."""
         return [progress["observedMetrics"]["counts"][name] for progress in self.progress]
 
-    def read(self, route: Route) -> list[Found]:
-        """What a read_committed reader sees of a route's topic, by partition, in order."""
+    def read(self, route: Route) -> list[ConsumerRecord]:
+        """The committed records of a route's topic, by partition and in order."""
         return sorted(read_topic(self.bootstrap, self.topic_of(route)), key=lambda found: found.partition)
 
     def values(self, route: Route) -> list[bytes | None]:
@@ -89,7 +89,7 @@ class Pipeline:
 def record(
     value: bytes | None, key: bytes | None = None, partition: int = 0, headers: Headers | None = None
 ) -> Record:
-    """A record to publish, with a timestamp of its own."""
+    """A record to publish, with a fixed timestamp."""
     return Record(partition, -1, key, value, 1_700_000_000_000, headers or [], "")
 
 

@@ -1,4 +1,4 @@
-"""The service as a user runs it, ``python -m replayfilter run CONFIG``, and ways to end it badly."""
+"""The service as a user runs it, ``python -m replayfilter run CONFIG``, and ways to kill it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from threading import Event
 
 from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.demo.stream import Record
 
 
 class ServiceProcess:
-    """A running service with its JVM and Python workers; ``log`` collects what it says."""
+    """A running service with its JVM and Python workers; its output goes to ``log``."""
 
     def __init__(self, config: Path, *arguments: str) -> None:
         self.log = config.with_suffix(".log")
@@ -34,34 +34,34 @@ class ServiceProcess:
         self._pids = {self.process.pid}
 
     def pids(self) -> set[int]:
-        """All processes of the service so far seen that are alive: driver, JVM, worker daemon, workers."""
+        """The service's processes that are alive: driver, JVM, worker daemon and workers."""
         self._pids |= set(descendants(self.process.pid))
         return {pid for pid in self._pids if is_alive(pid)}
 
     def jvm(self) -> int | None:
-        """The JVM's process id, once there is one."""
+        """The JVM's process id; None before it has started."""
         return next((pid for pid in self.pids() if command_of(pid) == "java"), None)
 
     def kill(self, pids: Iterable[int]) -> None:
-        """SIGKILL, and wait until the whole service is gone; AssertionError if part of it lives on."""
+        """Kill processes with SIGKILL and wait until the whole service has ended, or fail."""
         self.pids()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(60)
-        wait_for(lambda: not self.pids(), 60, f"processes of a killed service live on\n{self.tail()}")
+        wait_for(lambda: not self.pids(), 60, f"a killed service left processes\n{self.tail()}")
 
     def await_change(self, happened: Callable[[], bool], every: float = 0.02) -> None:
-        """Return as soon as ``happened()``; AssertionError if that takes long, or the service has ended."""
+        """Wait until ``happened()``; AssertionError after 4 minutes, or if the service has ended."""
         wait_for(lambda: happened() or self.process.poll() is not None, 240, "no progress", every)
         assert self.process.poll() is None, f"the service ended by itself\n{self.tail()}"
 
     def end(self, seconds: float = 600) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end of the service; its exit code."""
         return self.process.wait(seconds)
 
     def tail(self) -> str:
-        """The end of what it said, for failure messages."""
+        """The end of its output, for failure messages."""
         return self.log.read_text("utf-8", "replace")[-4000:]
 
     def __enter__(self) -> ServiceProcess:
@@ -75,21 +75,21 @@ class ServiceProcess:
 
 
 class Checkpoint:
-    """Spark's logs in a checkpoint folder: a batch is in flight between ``started`` and ``committed``."""
+    """Spark's logs in a checkpoint folder: a batch runs between ``started`` and ``committed``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def started(self) -> int:
-        """The last batch in the offset log; -1: none."""
+        """The last batch in the offset log; -1 if none."""
         return self._last("offsets")
 
     def committed(self) -> int:
-        """The last batch in the commit log; -1: none."""
+        """The last batch in the commit log; -1 if none."""
         return self._last("commits")
 
     def end_offsets(self, batch: int) -> dict[str, dict[str, int]]:
-        """Where a batch ends, by topic and partition; the offset log's last line."""
+        """The end offsets of a batch, by topic and partition, from the offset log."""
         path = next(self.folder.rglob(f"offsets/{batch}"))
         offsets: dict[str, dict[str, int]] = json.loads(path.read_text("utf-8").splitlines()[-1])
         return offsets
@@ -104,7 +104,7 @@ def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name stands in parentheses and may itself hold some: what counts is behind the last one.
+            # The name is in parentheses and may contain some itself, so split after the last one.
             parent = int(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
     found, todo = [], [pid]
@@ -115,7 +115,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether ``pid`` runs; a zombie doesn't."""
+    """Whether the process runs; a zombie doesn't."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -130,7 +130,7 @@ def command_of(pid: int) -> str:
 
 
 def wait_for(happened: Callable[[], bool], seconds: float, complaint: str, every: float = 0.02) -> None:
-    """Return as soon as ``happened()``; AssertionError with ``complaint`` if that takes longer."""
+    """Wait until ``happened()``; AssertionError with ``complaint`` after so many ``seconds``."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, complaint
@@ -138,7 +138,7 @@ def wait_for(happened: Callable[[], bool], seconds: float, complaint: str, every
 
 
 def paced(stream: Iterable[Record], per_second: float, hurry: Event | None = None) -> Iterator[Record]:
-    """The records of ``stream``, slowed down to a rate until ``hurry`` is set."""
+    """The records of ``stream``, slowed down to ``per_second`` until ``hurry`` is set."""
     start = time.monotonic()
     hurry = hurry or Event()
     for number, record in enumerate(stream):
@@ -148,12 +148,12 @@ def paced(stream: Iterable[Record], per_second: float, hurry: Event | None = Non
 
 
 def open_transactions(bootstrap: str, topics: Iterable[str]) -> list[str]:
-    """Output partitions in which a read_committed reader has to wait for the end of a transaction."""
+    """The partitions with an open transaction, which a read_committed reader has to wait for."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
     found = []
     for topic in topics:
         partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
-        asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}
+        asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
         stable, last = (
             {
                 at.partition: future.result().offset

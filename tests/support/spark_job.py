@@ -1,7 +1,7 @@
-"""A Spark job of somebody's own, with the library: ``library_job BOOTSTRAP FOLDER SOURCE TARGET WHERE``.
+"""A user's Spark job with the library: ``spark_job BOOTSTRAP FOLDER SOURCE TARGET WHERE``.
 
-It stamps SOURCE into TARGET twice, the second time without its checkpoint, so all of that is replays, and
-filters TARGET in small batches and two runs into FOLDER/rows, as JSON.
+It stamps SOURCE into TARGET twice. The second time has no checkpoint, so it writes only replays. After each
+time it filters TARGET in small batches into FOLDER/rows, as JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PAGE = ROOT / "docs" / "guides" / "stamp-from-spark.md"
 
 
 def main() -> None:
-    """Run it all."""
+    """Run the job."""
     bootstrap, folder, source, target, how = sys.argv[1:6]
     where: Any = how
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.jars": ",".join(map(str, spark_jars())),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
