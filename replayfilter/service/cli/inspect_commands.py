@@ -61,7 +61,7 @@ def state(
         local_folder,
         locked,
     )
-    from replayfilter.service.tools.marks import (
+    from replayfilter.service.tools.state_command import (
         add_changes,
         current_marks,
         describe,

@@ -58,7 +58,7 @@ def run(
     from replayfilter.service.runtime.preflight import inspect
     from replayfilter.service.runtime.run import serve
     from replayfilter.service.runtime.supervision import StopSignals
-    from replayfilter.service.tools.marks import read_changes
+    from replayfilter.service.tools.state_command import read_changes
 
     warnings: list[str] = []
     config, console = load(path, warnings.append), Console()

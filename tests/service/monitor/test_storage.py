@@ -16,7 +16,7 @@ from replayfilter.core.key_run import Run, cached_size, with_bloom
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.state import ShardState
 from replayfilter.service.monitor.storage import Storage, StoragePoller, measure
-from replayfilter.service.tools.marks import print_sizes
+from replayfilter.service.tools.state_command import print_sizes
 
 ONE, TWO = "4a476c46-fd5b-468e-9327-28e8b8bd2bd2", "a401444b-0f42-47bc-94f0-e1746d90dd02"
 
