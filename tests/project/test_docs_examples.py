@@ -1,4 +1,4 @@
-"""The examples in README.md and docs/ work: TOML blocks are configs without faults, Python blocks run."""
+"""The examples in README.md and docs/ work: TOML blocks are valid configs, Python blocks run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-# What a part of a config is completed with to be a whole one.
+# Completes an example that shows only a part of a config.
 REST = """
 [service]
 name = "orders"
@@ -39,7 +39,7 @@ error = "orders.error"
 
 
 def blocks(language: str) -> list[Any]:
-    """The text of each block in a language, named by page and line."""
+    """Return the text of each block in a language, with page and line as its id."""
     cases = []
     for page in PAGES:
         text = page.read_text("utf-8")
@@ -51,7 +51,7 @@ def blocks(language: str) -> list[Any]:
 
 
 def completed(block: str) -> str:
-    """The block with those needed keys that it lacks."""
+    """Return the block with the required keys that it doesn't have."""
     whole, given = tomllib.loads(REST), tomllib.loads(block)
     for section, keys in given.items():
         whole[section] = whole.get(section, {}) | keys
@@ -59,7 +59,7 @@ def completed(block: str) -> str:
 
 
 def written(name: str, table: dict[str, Any]) -> str:
-    """A table as TOML; JSON's plain values are TOML's, too."""
+    """Return a table as TOML; JSON's plain values are valid TOML."""
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
     lines = [f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in plain.items())]
     deeper = (written(f"{name}.{key}", value) for key, value in table.items() if isinstance(value, dict))
@@ -67,7 +67,7 @@ def written(name: str, table: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("block", blocks("toml"))
-def test_each_toml_block_is_a_config_without_faults(
+def test_each_toml_block_is_a_valid_config(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in re.findall(r"\$\{(\w+)\}", block):
@@ -86,22 +86,22 @@ def test_each_toml_block_is_a_config_without_faults(
         load(path)
 
 
-def names_a_place(block: str) -> bool:
-    """Whether it needs a broker, a server or a cluster, and so is run by the tests of those."""
+def needs_a_server(block: str) -> bool:
+    """Whether it needs a broker, a server or a cluster; such examples run in other tests."""
     return bool(re.search(r"localhost:\d|127\.0\.0\.1|https?://|bootstrap|SparkSession|\bspark\b", block))
 
 
 @pytest.mark.parametrize("block", blocks("python"))
 def test_each_python_block_runs(block: str) -> None:
     code = compile(block, "example", "exec")
-    if names_a_place(block):
-        # What it imports must be there, at least.
+    if needs_a_server(block):
+        # Its imports must work, at least.
         imports = [line for line in block.splitlines() if re.match(r"(from|import) ", line)]
         code = compile("\n".join(imports), "example", "exec")
     exec(code, {"__name__": "example"})
 
 
-def test_a_wrong_example_is_found(tmp_path: Path) -> None:
+def test_a_wrong_example_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "example.toml"
     path.write_text(completed('[replay]\nmark_tll = "1h"\n'))
     with pytest.raises(Exception, match="mark_tll"):

@@ -1,4 +1,4 @@
-"""The documentation names every key and every command with its options, and no key that there is not."""
+"""The reference pages describe every config key and every command with its options, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ROW = re.compile(r"^\| `([a-z]+\.[a-z_]+)` \|" + r"([^|\n]*)\|" * 5 + "$", re.MU
 
 
 def rows() -> list[tuple[str, ...]]:
-    """(key, type, meaning, unit, default, example) of each row in the tables of keys."""
+    """Return (key, type, meaning, unit, default, example) of each row in the tables of keys."""
     return [tuple(map(str.strip, row)) for row in ROW.findall(CONFIGURATION.read_text("utf-8"))]
 
 
-def test_every_key_has_its_row_and_no_row_is_without_key() -> None:
+def test_every_key_has_a_row_and_every_row_a_key() -> None:
     keys = [f"{section}.{key}" for section, names in keys_by_section().items() for key in names]
     assert [row[0] for row in rows()] == keys, "each key once, in the order of the config"
     assert all(all(row) for row in rows()), "type, meaning, unit, default and example"
 
 
-def test_the_tables_of_keys_are_as_the_code_makes_them() -> None:
+def test_the_tables_of_keys_are_up_to_date() -> None:
     remake = runpy.run_path(str(DOCS / "remake.py"))
     text = CONFIGURATION.read_text("utf-8")
     assert remake["page"](text) == text, "run `make docs`"
@@ -37,7 +37,7 @@ def test_the_tables_of_keys_are_as_the_code_makes_them() -> None:
         remake["page"](text.replace("<!-- keys of replay,", "<!-- keys of replays,"))
 
 
-def test_every_example_in_the_tables_is_taken() -> None:
+def test_every_example_in_the_tables_is_valid() -> None:
     for path, *_, example in rows():
         section, key = path.split(".")
         value = tomllib.loads(f"value = {example.strip('`')}")["value"]
@@ -51,8 +51,8 @@ def test_every_default_in_the_docs_is_the_real_one() -> None:
         if default.startswith("`"):
             section, key = path.split(".")
             real = type(getattr(config, section))()
-            said = tomllib.loads(f"value = {default.strip('`')}")["value"]
-            assert getattr(type(real).model_validate({key: said}), key) == getattr(real, key), path
+            documented = tomllib.loads(f"value = {default.strip('`')}")["value"]
+            assert getattr(type(real).model_validate({key: documented}), key) == getattr(real, key), path
             compared += 1
     assert compared > 15
 

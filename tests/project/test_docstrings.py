@@ -1,4 +1,4 @@
-"""The examples in docstrings run: each public function's is its shortest documentation."""
+"""The examples in docstrings run."""
 
 from __future__ import annotations
 

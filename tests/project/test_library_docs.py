@@ -22,8 +22,8 @@ BLOCK = re.compile(r"```python\n# way: (\w+)\n(.*?)```", re.DOTALL)
 
 
 def example(way: str, bootstrap: str, **topics: str) -> str:
-    """The code of one way, with this test's broker and topics."""
-    code = dict(BLOCK.findall(GUIDES))[way].replace("localhost:9092", bootstrap)
+    """Return the code of one way to use the library, with this test's broker and topics."""
+    code: str = dict(BLOCK.findall(GUIDES))[way].replace("localhost:9092", bootstrap)
     for name, topic in topics.items():
         code = code.replace(f'"{name.replace("_", ".")}"', f'"{topic}"')
     return code
@@ -94,7 +94,7 @@ def test_pubsub(bootstrap: str) -> None:
     exec(example("pubsub", bootstrap, orders=orders), names)
     acked: list[bool] = []
     callback: Callable[[Any], None] = names["callback"]
-    for _ in range(2):  # sent again
+    for _ in range(2):  # the second time is a redelivery
         callback(SimpleNamespace(message_id="17", data=b"x", ack=lambda: acked.append(True)))
     assert [m.headers() for m in read_all(bootstrap, orders)] == [[("message-id", b"17")]] * 2
     assert len(acked) == 2
@@ -105,7 +105,7 @@ def test_the_library_needs_neither_pyspark_nor_java(module: str) -> None:
     code = (
         "import sys, subprocess\n"
         "for name in ('pyspark', 'pandas', 'pyarrow', 'py4j', 'rich', 'typer', 'pydantic'):\n"
-        "    sys.modules[name] = None  # as if it were not installed\n"
+        "    sys.modules[name] = None  # behave as if it were not installed\n"
         "subprocess.Popen = None\n"
         "import replayfilter\n"
         "for name in replayfilter.__all__: getattr(replayfilter, name)\n"
@@ -116,8 +116,8 @@ def test_the_library_needs_neither_pyspark_nor_java(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_the_base_requirements_pull_neither() -> None:
-    """All that `pip install replayfilter` brings, by what the installed packages say of themselves."""
+def test_the_base_requirements_include_neither() -> None:
+    """All requirements of `pip install replayfilter`, by the metadata of the installed packages."""
     from importlib.metadata import requires
 
     from packaging.requirements import Requirement

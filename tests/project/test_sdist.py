@@ -1,4 +1,4 @@
-"""What a source archive holds: all that the repository does, so that its tests can be run from it."""
+"""A source archive contains the whole repository, so that the tests can be run from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILD = "import sys; from hatchling.build import build_sdist; print(build_sdist(
 
 
 def tracked() -> set[str]:
-    """The repository's files, as git knows them."""
+    """Return the files under version control."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git repository, so nothing to compare with")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -31,13 +31,13 @@ def test_a_source_archive_holds_the_whole_repository(tmp_path: Path) -> None:
     archive = tmp_path / built.stdout.split()[-1]
     with tarfile.open(archive) as opened:
         held = {name.partition("/")[2] for name in opened.getnames()}
-    assert wanted - held == set(), "missing: name them in [tool.hatch.build.targets.sdist] of pyproject.toml"
+    assert wanted - held == set(), "missing: add them to [tool.hatch.build.targets.sdist] of pyproject.toml"
     assert {name for name in held if name.startswith((".venv", "build/", "checkpoint/"))} == set()
     assert held - wanted <= {"PKG-INFO"} | untracked(), "nothing else"
 
 
 def untracked() -> set[str]:
-    """Files that are about to be added; git leaves out what .gitignore names."""
+    """Return the files that git would add."""
     command = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return set(listed.stdout.split("\0"))
