@@ -1,4 +1,4 @@
-"""The files in schemas/: as the code makes them, and true of what the code reads and writes."""
+"""The files in schemas/: current, and valid for what the code reads and writes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_they_are_as_the_code_makes_them() -> None:
-    made: dict[str, str] = runpy.run_path(str(FOLDER / "remake.py"))["contents"]()
-    there = {
+def test_the_schemas_are_those_that_the_code_generates() -> None:
+    generated: dict[str, str] = runpy.run_path(str(FOLDER / "remake.py"))["contents"]()
+    stored = {
         path.name: path.read_text("utf-8") for path in FOLDER.iterdir() if path.suffix in (".json", ".avsc")
     }
-    assert there == made, "run `make schemas`"
+    assert stored == generated, "run `make schemas`"
 
 
 # ---- the config -------------------------------------------------------------------------------------------
 
 
 def examples() -> list[str]:
-    """The pieces of configs in the page about them, all whole ones in other pages, those in examples/."""
+    """All TOML in the reference of the config, whole configs in other pages, and the files in examples/."""
     found = []
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         blocks = [block.split("```")[0] for block in page.read_text("utf-8").split("```toml\n")[1:]]
@@ -55,7 +55,7 @@ def test_every_example_is_valid() -> None:
         validator("config.schema.json").validate(tomllib.loads(text))
 
 
-def test_it_knows_every_key() -> None:
+def test_the_config_schema_has_every_key() -> None:
     schema = json.loads((FOLDER / "config.schema.json").read_text("utf-8"))
     found = {}
     for section, reference in schema["properties"].items():
@@ -79,15 +79,15 @@ def test_every_default_is_valid() -> None:
      {"replay": {"mark_ttl": "48 hours"}}, {"service": {"batch_bytes": "1TB"}}, {"dedup": {"key": "id"}},
      {"input": {"topics": ["a b"]}}, {"avro": {"registry": "localhost"}}, {"avro": {"options": "x"}}],
 )  # fmt: skip
-def test_wrong_configs_are_not_valid(wrong: dict[str, Any]) -> None:
+def test_wrong_configs_are_refused(wrong: dict[str, Any]) -> None:
     assert not validator("config.schema.json").is_valid(wrong)
 
 
 # ---- events, headers, stamps ------------------------------------------------------------------------------
 
 
-def test_orders_are_what_the_service_takes_for_orders() -> None:
-    """Those of the demo: the broken ones are not, and both formats say the same of the others."""
+def test_the_orders_of_the_demo_are_valid_and_the_broken_ones_are_not() -> None:
+    """JSON and Avro give the same keys for the valid ones."""
     values = [record.value for record in generate(3_000, end_ms=1_760_000_000_000)]
     json_extract = build_extractor(KeySpec("json", ("event_id",), "ts", "ms"))
     broken = {error.row for error in json_extract(RecordColumns(values)).errors}
@@ -115,7 +115,7 @@ def test_orders_are_what_the_service_takes_for_orders() -> None:
     assert as_avro.digests.tolist() == as_json.digests.tolist()
 
 
-def test_every_reason_is_a_headers_value() -> None:
+def test_every_reason_is_valid_in_the_headers() -> None:
     headers = {"rf-reason": "json", "rf-message": "why", "rf-stage": "decode"}
     check = validator("error-headers.schema.json")
     parsed = fastavro.parse_schema(json.loads((FOLDER / "error-headers.avsc").read_text("utf-8")))
@@ -127,7 +127,7 @@ def test_every_reason_is_a_headers_value() -> None:
     assert not check.is_valid(headers | {"rf-reason": "because"})
 
 
-def test_a_stamp_fits_its_schemas() -> None:
+def test_a_stamp_is_valid_in_its_schemas() -> None:
     stamp = Stamp(-5, 3, 2**40)
     parsed = fastavro.parse_schema(json.loads((FOLDER / "stamp.avsc").read_text("utf-8")))
     out = BytesIO()

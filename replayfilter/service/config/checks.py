@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.errors import ConfigError
 from replayfilter.formats.fields import Location, parse_field
 from replayfilter.kafka.client_settings import unusable_options
@@ -14,7 +15,7 @@ from replayfilter.service.config.model import Config
 from replayfilter.settings.durations import length_in_units
 from replayfilter.settings.messages import format_setting
 from replayfilter.settings.variables import unset_variables
-from replayfilter.watermark.roster_file import NAME, read_roster
+from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
 # Options that Spark's connector and this config set under other names. client_settings.py refuses the rest.
 _SET_ELSEWHERE = {"metadata.broker.list": "kafka.bootstrap", "auto.offset.reset": "input.starting"}
@@ -62,7 +63,7 @@ def _required(config: Config) -> Iterator[Problem]:
 
 def _watermark(config: Config) -> Iterator[Problem]:
     watermark, raw = config.watermark, config.input.format == "raw"
-    if config.dedup.enabled and config.dedup.clock == "watermark" and not watermark.enabled:
+    if config.dedup.enabled and config.clock is Clock.WATERMARK and not watermark.enabled:
         setting = format_setting("dedup.clock", "watermark")
         message = f"{setting}: there is no watermark; set watermark.enabled = true, and its origins"
         yield Problem("dedup.clock", message, ("watermark.enabled", "dedup.enabled"))
@@ -99,7 +100,7 @@ def _rosters(config: Config) -> Iterator[Problem]:
             except ValueError as error:
                 yield Problem(path, f"{path}: {error}")
         for origin in names if isinstance(names, list) else ():
-            if not NAME.fullmatch(origin):
+            if not ORIGIN_NAME.fullmatch(origin):
                 setting = format_setting(path, origin[:40])
                 yield Problem(path, f"{setting}: not an origin name; use 1 to 256 printable characters")
                 break
@@ -144,16 +145,16 @@ def _lengths(config: Config) -> Iterator[Problem]:
             message = f'{setting}: with clock = "none" there are no buckets of time; remove it'
             yield Problem("dedup.match", message, ("dedup.clock",))
         return
-    if dedup.unit == "integer" and dedup.clock in ("tuple", "system", "watermark"):
+    if dedup.unit == "integer" and config.clock.reads_time:
         setting = format_setting("dedup.unit", "integer")
         message = f'{setting}: clock = "{dedup.clock}" needs a unit of time; use s, ms, us, ns or iso8601'
         yield Problem("dedup.unit", message, ("dedup.clock",))
         return
-    if dedup.max_jump is not None and dedup.clock != "ordered":
+    if dedup.max_jump is not None and not config.clock.limits_jumps:
         setting = format_setting("dedup.max_jump", dedup.max_jump)
         message = f'{setting}: only clock = "ordered" uses it; remove it (for times, use dedup.max_future)'
         yield Problem("dedup.max_jump", message, ("dedup.clock",))
-    if dedup.bucket_span != "" and dedup.clock == "categorical":
+    if dedup.bucket_span != "" and config.clock is Clock.CATEGORICAL:
         setting = format_setting("dedup.bucket_span", dedup.bucket_span)
         message = f'{setting}: with clock = "categorical" a bucket is a category; remove it'
         yield Problem("dedup.bucket_span", message, ("dedup.clock",))
@@ -164,7 +165,7 @@ def _lengths(config: Config) -> Iterator[Problem]:
             continue
         try:
             lengths[path] = length_in_units(value, config.length_unit)
-            if not lengths[path] and dedup.clock != "categorical":
+            if not lengths[path] and config.clock is not Clock.CATEGORICAL:
                 raise ValueError("must be more than zero; increase it")
         except ValueError as error:
             yield Problem(path, f"{format_setting(path, value)}: {error}", ("dedup.clock", "dedup.unit"))

@@ -36,7 +36,7 @@ class Config(BaseModel):
 
     @property
     def clock(self) -> Clock:
-        """The clock that records age by, if ``dedup`` is enabled."""
+        """The clock that ages records, if ``dedup`` is enabled."""
         return Clock(self.dedup.clock)
 
     @property

@@ -132,6 +132,7 @@ def test_check_is_fast_because_it_imports_no_spark() -> None:
         check=True,
         timeout=60,
     ).stdout.split()
+    assert "replayfilter.service.config.checks" in modules
     heavy = {"pyspark", "pandas", "pyarrow", "confluent_kafka", "uvicorn"} & set(modules)
     assert not heavy
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from replayfilter.core.clock.clocks import Clock
+from replayfilter.service.config.filter_sections import Dedup
 from tests.support.configs import config_with
 
 
@@ -16,3 +20,7 @@ def test_clocks_without_time_use_the_units_of_the_key() -> None:
     assert (ordered.period_units, ordered.span_units, ordered.expiry_unit) == (1200, 100, "integer")
     categorical = config_with(dedup={"clock": "categorical", "period": 0})
     assert (categorical.period_units, categorical.expiry_unit) == (0, "category")
+
+
+def test_the_clocks_of_the_config_are_those_of_the_core() -> None:
+    assert get_args(Dedup.model_fields["clock"].annotation) == tuple(clock.value for clock in Clock)

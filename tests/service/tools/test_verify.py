@@ -77,7 +77,7 @@ class Scene:
         consumer.close()
 
     def check(self) -> Report:
-        """Write the outputs and look."""
+        """Write the outputs and verify them."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for output in self.outputs:
             topic, headers = f"{self.name}.{output.route}", output.headers or None
