@@ -1,7 +1,8 @@
 """Compares the service's output topics with the stream that was published, record by record.
 
-This module is a test oracle, as `stream` is: it imports no other part of replayfilter. The end-to-end tests,
-the compose tests and ``replayfilter demo`` all decide with `compare` whether the service did its work.
+This module is a test oracle, like `stream`, and imports no other part of replayfilter than that. The
+end-to-end tests, the compose tests and ``replayfilter demo`` use `compare` to decide whether the service
+delivered the right records.
 """
 
 from __future__ import annotations

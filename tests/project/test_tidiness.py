@@ -111,6 +111,12 @@ def test_no_module_is_part_of_an_import_cycle() -> None:
     assert cycles(grimp.build_graph("replayfilter", cache_dir=None)) == []
 
 
+def test_the_oracle_of_the_tests_shares_no_code_with_the_service() -> None:
+    graph = grimp.build_graph("replayfilter", cache_dir=None)
+    assert graph.find_upstream_modules("replayfilter.demo.stream") == set()
+    assert graph.find_upstream_modules("replayfilter.demo.check") == {"replayfilter.demo.stream"}
+
+
 def test_no_test_module_imports_another_test_module() -> None:
     wrong = [
         f"{name(path)}: {module}"

@@ -156,6 +156,6 @@ def print_sizes(console: Console, shards: list[ShardState], storage: Storage) ->
     for name in ("state", "bytes", "per key"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     sizes = {"memory": sum(shard.memory for shard in shards)} | storage.sizes
-    for place, size in sizes.items():
-        table.add_row(LOCATIONS[place], f"{size:,}", f"{size / keys:,.1f}" if keys else "-")
+    for location, size in sizes.items():
+        table.add_row(LOCATIONS[location], f"{size:,}", f"{size / keys:,.1f}" if keys else "-")
     console.print(table)
