@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: both parts of `stock`."""
+"""``python -m benchmarks``: both parts of ``benchmarks.stock``."""
 
 from benchmarks.stock import main
 

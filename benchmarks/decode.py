@@ -1,8 +1,8 @@
-"""What extraction costs: CPU time a record, for the shapes of keys that users have.
+"""The cost of extraction: CPU time per record, for typical keys.
 
     python benchmarks/decode.py [RECORDS]
 
-The shapes take turns, so that a noisy machine disturbs all of them alike; the best round of each counts.
+The shapes take turns, so that a noisy machine disturbs all of them equally. The best round of each is shown.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ AVRO: Any = {"type": "record", "name": "Event", "fields": [
 
 def main(records: int) -> None:
     shapes = build_shapes()
-    turns = max(1, records // BATCH)
+    repeats = max(1, records // BATCH)
     best = dict.fromkeys(shapes, float("inf"))
     for _ in range(ROUNDS):
         for name, run in shapes.items():
-            began = time.process_time()
-            for _ in range(turns):
+            started_at = time.process_time()
+            for _ in range(repeats):
                 run()
-            best[name] = min(best[name], time.process_time() - began)
-    print(f"{'shape':<44}{'us a record':>12}{'records/s':>12}")
+            best[name] = min(best[name], time.process_time() - started_at)
+    print(f"{'shape':<44}{'us/record':>12}{'records/s':>12}")
     for name, seconds in best.items():
-        each = seconds / (turns * BATCH)
-        print(f"{name:<44}{each * 1e6:>12.2f}{1 / each:>12,.0f}")
+        per_record = seconds / (repeats * BATCH)
+        print(f"{name:<44}{per_record * 1e6:>12.2f}{1 / per_record:>12,.0f}")
 
 
 def build_shapes() -> dict[str, Callable[[], object]]:
@@ -81,12 +81,13 @@ def build_shapes() -> dict[str, Callable[[], object]]:
         shapes[name] = partial(extractor, batch)
     shapes |= avro_shapes(events)
     sizes = [len(value) for value in values]
-    print(f"{BATCH:,} records a batch, {sum(sizes) / len(sizes):.0f} bytes of JSON each, best of {ROUNDS}")
+    average = sum(sizes) / len(sizes)
+    print(f"batches of {BATCH:,} records, {average:.0f} bytes of JSON per record, best of {ROUNDS} rounds")
     return shapes
 
 
 def avro_shapes(events: list[dict[str, Any]]) -> dict[str, Callable[[], object]]:
-    """The same events as Avro: as the extractor reads them, and the two other ways to have fastavro do it."""
+    """The same events in Avro: read by the extractor, and by fastavro in two other ways."""
     whole = fastavro.parse_schema(AVRO)
     fields = [field for field in AVRO["fields"] if field["name"] in ("id", "ts")]
     needed = fastavro.parse_schema({**AVRO, "fields": fields})

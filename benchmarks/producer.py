@@ -1,7 +1,7 @@
-"""The stamping producer against confluent-kafka's bare one, in turn: ``python -m benchmarks.producer``.
+"""The stamping producer compared with confluent-kafka's own: ``python -m benchmarks.producer``.
 
-Both write the same values to the same partitions with the same settings, and the bare one a key of 20 bytes
-too, made beforehand. CPU is this process's alone, so all of the client and nothing of the broker.
+Both take turns and write the same values to the same partitions with the same settings. The bare producer
+writes a constant key of 20 bytes, too. CPU time is that of this process: the client's and not the broker's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from replayfilter.kafka.admin import Cluster
 
 PARTITIONS = 4
 VALUE = b'{"event_id":"0123456789abcdef0123456789abcdef","ts":1700000000000,"rest":"' + b"x" * 124 + b'"}'
-POLL_EVERY = 1_000  # records, as the bare client's users do
+POLL_EVERY = 1_000  # records, as users of the bare producer do
 
 
 def bare(settings: dict[str, Any], topic: str, records: int) -> None:
-    """What a job does without us; safe settings here as well, else it would be another comparison."""
+    """Write without stamps. The settings are as safe as those of the stamping producer."""
     producer = Producer({**settings, "acks": "all", "enable.idempotence": True, "linger.ms": 20,
                          "batch.size": 1_000_000, "delivery.report.only.error": True})  # fmt: skip
     failed = []
@@ -43,12 +43,12 @@ def bare(settings: dict[str, Any], topic: str, records: int) -> None:
                     producer.poll(0.1)
         if offset % (POLL_EVERY // PARTITIONS) == 0:
             producer.poll(0)
-    assert not producer.flush(), "records are left"
+    assert not producer.flush(), "not all records were sent"
     assert not failed
 
 
 def stamping(settings: dict[str, Any], topic: str, records: int) -> None:
-    """The same with stamps."""
+    """Write the same with stamps."""
     with StampingProducer(settings, topic, 7) as producer:
         for offset in range(records // PARTITIONS):
             for partition in range(PARTITIONS):
@@ -56,29 +56,29 @@ def stamping(settings: dict[str, Any], topic: str, records: int) -> None:
 
 
 def main() -> None:
-    """Print one line a run, then the medians."""
+    """Print one line per run, then the medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=500_000, help="of each run")
+    parser.add_argument("--records", type=int, default=500_000, help="per run")
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     sides = {"bare": bare, "stamping": stamping}
     speed: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     with DevBroker() as broker:
         settings = {"bootstrap.servers": broker.bootstrap}
         admin = AdminClient(settings)
-        for number in range(-1, asked.rounds):  # the first round warms up
+        for number in range(-1, options.rounds):  # the first round warms up
             for name, write in sides.items():
                 topic = f"bench-{name}-{number}"
                 Cluster(broker.bootstrap).create({topic: PARTITIONS})
                 wall, busy = time.perf_counter(), time.process_time()
-                write(settings, topic, asked.records)
+                write(settings, topic, options.records)
                 wall, busy = time.perf_counter() - wall, time.process_time() - busy
                 admin.delete_topics([topic])[topic].result(30)
                 if number < 0:
                     continue
-                speed[name].append(asked.records / wall)
-                cpu[name].append(busy / asked.records * 1e6)
+                speed[name].append(options.records / wall)
+                cpu[name].append(busy / options.records * 1e6)
                 print(f"round {number + 1} {name:<9} {speed[name][-1]:>9,.0f} records/s"
                       f" {cpu[name][-1]:6.2f} CPU s per million")  # fmt: skip
     for name in sides:

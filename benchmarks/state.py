@@ -1,13 +1,18 @@
-"""The service with much to remember: throughput, small batches, bytes a key and restart, by keys remembered.
+"""The cost of a large state: throughput, small batches, bytes per key and restart, by remembered keys.
 
     python -m benchmarks.state                      0.1, 1 and 10 million keys
-    python -m benchmarks.state 0.1 1 10 50          the whole curve; wants 15 GB of disk and an hour
+    python -m benchmarks.state 0.1 1 10 50          also 50 million: needs 15 GB of disk and an hour
 
-Real broker, real pipeline, match = "window" (the dearer one: every live bucket is searched), no stamps.
-At each size: two minutes of small batches, until Spark has put away what the load left; then batches of known
-keys and a tenth of new ones; then batches of 1,000 records; then a process of its own that starts from the
-checkpoint and handles one batch. Bytes a key on disk are told after the two minutes: of the version that a
-restart reads, and of all that Spark retains. Nothing is asserted.
+With a real broker and pipeline, no stamps, and match = "window", which costs more than "bucket" because every
+live bucket is searched. The steps for each number of keys:
+
+1. Load the keys, then two minutes of small batches, in which Spark cleans up its files after the load.
+2. Measure the bytes per key on disk, of the version that a restart reads and of all that Spark retains.
+3. Batches of known keys with a tenth of new ones.
+4. Batches of 1,000 records.
+5. A new process that starts from the checkpoint and processes one batch.
+
+Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -46,13 +51,14 @@ PARTITIONS, PERIOD_MS = 4, 3_600_000
 BIG, NEW, BIG_BATCHES = 400_000, 40_000, 4
 SMALL, SMALL_BATCHES = 1_000, 30
 WARM_UP_BATCHES = 6
-MAINTENANCE_S, QUIET_S = 70, 2  # Spark's is every 60 s; a small batch every two
+# Spark's maintenance runs every 60 s; meanwhile there is a small batch every 2 s.
+MAINTENANCE_S, SMALL_BATCH_EVERY_S = 70, 2
 RESTART = "--restart"
 console = Console(width=120)
 
 
 class Bench:
-    """One service between topics of a broker, and the keys that it was given so far."""
+    """A service between its topics; ``keys`` counts the keys that were published so far."""
 
     def __init__(self, bootstrap: str, folder: Path, most_keys: int) -> None:
         for topic in ("state", *(f"state.{route}" for route in OUTPUTS)):
@@ -68,8 +74,8 @@ class Bench:
         findings = inspect(config, False)
         assert not findings.errors, findings.errors
         self.settings = pipeline_settings_of(config, findings)
-        self.kept = folder / "settings.pickle"
-        self.kept.write_bytes(pickle.dumps(self.settings))
+        self.settings_file = folder / "settings.pickle"
+        self.settings_file.write_bytes(pickle.dumps(self.settings))
         self.producer = Producer(
             {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 1_000_000, "linger.ms": 50}
         )
@@ -77,7 +83,7 @@ class Bench:
         self.keys = 0
 
     def publish(self, numbers: Iterator[int]) -> None:
-        """One record for each key number; its time is what it was the first time."""
+        """Publish one record per key number; the same number always has the same time."""
         for count, number in enumerate(numbers):
             value = f'{{"id":{number},"ts":{self.begin + int(number * self.step)}}}'
             while True:
@@ -95,9 +101,9 @@ class Bench:
         self.keys += count
 
     def run(self, batch_records: int) -> tuple[list[dict[str, Any]], list[float]]:
-        """Handle all there is; the progress of each batch, and this process tree's CPU seconds at its end.
+        """Process all that is there now; each batch's progress, and the CPU seconds used until its end.
 
-        The first one has loaded the state, so it is left out wherever batches are measured.
+        The first batch also loads the state, so all measurements leave it out.
         """
         batches = Batches()
         service = Service(replace(self.settings, batch_records=batch_records), [batches.add])
@@ -105,35 +111,35 @@ class Bench:
         service.await_end()
         return batches.found, batches.cpu
 
-    def idle_along(self) -> None:
+    def run_small_batches(self) -> None:
         """A quiet service for as long as Spark needs to put the old versions of its state away, twice."""
         service = Service(replace(self.settings, batch_records=SMALL), [])
         service.start()
         ending = threading.Thread(target=service.await_end)
         ending.start()
-        for _ in range(2 * MAINTENANCE_S // QUIET_S):
+        for _ in range(2 * MAINTENANCE_S // SMALL_BATCH_EVERY_S):
             self.publish_new(SMALL)
-            time.sleep(QUIET_S)
+            time.sleep(SMALL_BATCH_EVERY_S)
         service.stop_after_batch()
         self.publish_new(SMALL)
         ending.join()
 
     def restart(self) -> float:
-        """Seconds from a new process's start to the end of its first batch."""
+        """The seconds from the start of a new process to the end of its first batch."""
         self.publish_new(SMALL)
-        command = [sys.executable, "-m", "benchmarks.state", RESTART, str(self.kept)]
+        command = [sys.executable, "-m", "benchmarks.state", RESTART, str(self.settings_file)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         return float(done.stdout.splitlines()[-1])
 
 
-def restart(kept: Path) -> None:
-    """The process that starts from a checkpoint; prints the seconds to its first finished batch."""
-    begun = time.time() - _process_age()
+def restart(settings_file: Path) -> None:
+    """Start from a checkpoint; print the seconds from the start of this process to the end of a batch."""
+    started_at = time.time() - _process_age()
     ends: list[float] = []
-    service = Service(pickle.loads(kept.read_bytes()), [lambda _: ends.append(time.time())])
+    service = Service(pickle.loads(settings_file.read_bytes()), [lambda _: ends.append(time.time())])
     service.start(once=True)
     service.await_end()
-    print(ends[0] - begun)
+    print(ends[0] - started_at)
 
 
 def _process_age() -> float:
@@ -143,7 +149,7 @@ def _process_age() -> float:
 
 
 def warm_up(bench: Bench, keys: int) -> None:
-    """Java compiles for a minute what it runs: batches of known keys until it has."""
+    """Run batches of known keys while Java compiles, which takes about a minute."""
     bench.publish_new(keys)
     for _ in range(WARM_UP_BATCHES):
         bench.publish(known_keys(bench, BIG))
@@ -151,14 +157,14 @@ def warm_up(bench: Bench, keys: int) -> None:
 
 
 def known_keys(bench: Bench, count: int) -> Iterator[int]:
-    """So many keys of before, from the first to the last, so that no bucket is left in peace."""
+    """Numbers of published keys, evenly from the first to the last, so that every bucket is searched."""
     return (bench.keys * number // count for number in range(count))
 
 
 def measure(bench: Bench, keys: int) -> dict[str, float]:
     bench.publish_new(max(0, keys - bench.keys))
     bench.run(1_200_000)
-    bench.idle_along()
+    bench.run_small_batches()
     stored, keys_stored = storage.measure(_spark_folder(bench.settings)), bench.keys
     for _ in range(1 + BIG_BATCHES):
         bench.publish(known_keys(bench, BIG - NEW))
@@ -173,9 +179,9 @@ def measure(bench: Bench, keys: int) -> dict[str, float]:
     return {
         "keys": counts["state_keys"],
         "rec/s": rows / seconds,
-        "CPU s a million": (cpu[-1] - cpu[0]) / rows * 1e6,
+        "CPU s/million": (cpu[-1] - cpu[0]) / rows * 1e6,
         "small batch ms": statistics.median(times[SMALL_BATCHES // 3 :]),
-        "bytes a key": counts["state_bytes"] / counts["state_keys"],
+        "bytes/key": counts["state_bytes"] / counts["state_keys"],
         "on disk": stored.latest / keys_stored,
         "all versions": stored.all / keys_stored,
         "restart s": bench.restart(),
@@ -192,7 +198,7 @@ def main() -> None:
     )
     parser.add_argument("millions", type=float, nargs="*", default=[0.1, 1, 10])
     sizes = [int(millions * 1e6) for millions in parser.parse_args().millions]
-    table = Table(title="by keys remembered", title_justify="left")
+    table = Table(title="by remembered keys", title_justify="left")
     with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder, DevBroker() as broker:
         bench = Bench(broker.bootstrap, Path(folder), max(sizes))
         warm_up(bench, min(sizes))

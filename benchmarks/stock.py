@@ -1,16 +1,16 @@
-"""Ours against stock Spark: dropDuplicates into the Kafka sink, on the same broker, topic and machine.
+"""The service compared with stock Spark: dropDuplicates and the Kafka sink, on the same broker and topic.
 
-    python -m benchmarks throughput     all sides in turn, twice, in big batches
-    python -m benchmarks latency        all sides in turn, twice, at 1,000 records/s
+    python -m benchmarks throughput     all sides take turns, twice, with large batches
+    python -m benchmarks latency        all sides take turns, twice, at 1,000 records/s
     python -m benchmarks                both
 
-Each part prints a table; nothing is asserted. Machines are noisy: only sides that alternate in one run may be
-compared, and CPU seconds sooner than time. Stock Spark does less here: it finds no replays, has no duplicate,
-expired or error topic, writes at least once, and keeps neither order nor stamps.
+Each part prints a table; nothing is asserted. Machines are noisy, so compare only sides that took turns in one
+run, and trust CPU seconds more than time. Stock Spark does less here: it finds no replays, has no topics for
+duplicate, expired and error records, writes at least once, and keeps neither order nor stamps.
 
-Time is Spark's own ``triggerExecution`` of each batch. The first third of a run's batches is warm-up and not
-counted, since Java compiles what it runs for a minute. CPU is that of the whole process tree (Python driver,
-JVM, Python workers; not the broker), user and system, over the same batches.
+Time is Spark's ``triggerExecution`` of each batch. The first third of the batches is warm-up and not counted,
+since Java compiles for about a minute. CPU time is user and system time of the whole process tree (Python
+driver, JVM and Python workers, but not the broker) over the same batches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ console = Console(width=120)
 
 
 def orders(records: int, start_ms: int, span_ms: int) -> Iterator[Record]:
-    """Stamped orders of 200 bytes, in order of time but for half a minute; one in ten is a second copy."""
+    """Stamped orders of 200 bytes, up to half a minute out of order; one in ten repeats an earlier one."""
     rng, pid = random.Random(7), 4711
     recent: list[tuple[int, int]] = []
     for number in range(records):
@@ -75,23 +75,23 @@ def orders(records: int, start_ms: int, span_ms: int) -> Iterator[Record]:
         yield Record(partition, number, STAMP.pack(pid, partition, number), value.encode(), now, [], "")
 
 
-# ---- a side, in a process of its own -----------------------------------------------------------------------
+# ---- one side, in its own process -----------------------------------------------------------------------
 
 
 @dataclass
 class Task:
-    """What one run is to do; ``seconds`` 0: until all is read."""
+    """One run of one side. With ``seconds`` 0 it ends when everything is read."""
 
     side: str
     bootstrap: str
-    output: str  # what the names of output topics begin with
+    output: str  # the start of the output topics' names
     batch_records: int
     seconds: float
     result: str
 
 
 def run_side(task: Task) -> None:
-    """Run one side and write what its batches took, after a third of them to warm up, to the result file."""
+    """Run one side, and write what its batches cost to the result file."""
     batches = Batches()
     with tempfile.TemporaryDirectory(prefix="replayfilter-bench-") as folder:
         run = (_ours if task.side == "ours" else _stock)(task, Path(folder))
@@ -103,20 +103,20 @@ def run_side(task: Task) -> None:
             if task.seconds and batches.found and ends is None:
                 ends = time.monotonic() + task.seconds
         found, cpu = batches.found, batches.cpu
-        assert len(cpu) > 2, f"{task.side} read {len(cpu)} batches: nothing is left after the warm-up"
+        assert len(cpu) > 2, f"{task.side} ran only {len(cpu)} batches: none is left after the warm-up"
         warm = len(cpu) // 3
         counted = found[warm : len(cpu)]
-        took = {
+        cost = {
             "rows": sum(map(rows_of, counted)),
             "times_ms": [progress["durationMs"]["triggerExecution"] for progress in counted],
             "cpu_s": cpu[-1] - cpu[warm - 1],
         }
-        Path(task.result).write_text(json.dumps(took))
+        Path(task.result).write_text(json.dumps(cost))
         SparkSession.active().stop()
 
 
 class Batches:
-    """The progress of each batch with records, and this process tree's CPU seconds when it had ended."""
+    """The progress of each batch with records, and the process tree's CPU seconds at its end."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ class Batches:
 
 
 def rows_of(progress: Any) -> int:
-    """Input records of a batch, by its offsets (a plan that reads its source twice counts double)."""
+    """The input records of a batch, from its offsets: Spark counts twice what a plan reads twice."""
     rows = 0
     for source in progress["sources"]:
         start, end = source["startOffset"] or {}, source["endOffset"] or {}
@@ -139,7 +139,7 @@ def rows_of(progress: Any) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of ``pid`` and all below it, those that ended and were waited for included."""
+    """User and system time of a process and its descendants, with those that have ended."""
     ticks = 0
     for process in (pid, *descendants(pid)):
         with contextlib.suppress(OSError):
@@ -148,7 +148,9 @@ def cpu_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-Run = Callable[[Callable[[Any], None]], None]  # runs to the end, gives each batch's progress to its argument
+Run = Callable[
+    [Callable[[Any], None]], None
+]  # runs to the end; calls its argument with each batch's progress
 
 
 def _ours(task: Task, folder: Path) -> Run:
@@ -220,16 +222,16 @@ def _stock(task: Task, folder: Path) -> Run:
 
 
 def measure(broker: DevBroker, side: str, batch_records: int, seconds: float = 0) -> dict[str, Any]:
-    """Run a side in a new process, into new output topics; what it took."""
+    """Run a side in a new process with new output topics; what it cost."""
     output = f"{side}-{time.monotonic_ns()}"
     for route in OUTPUTS:
         create_topic(broker.bootstrap, f"{output}.{route}", PARTITIONS)
     with tempfile.NamedTemporaryFile(suffix=".json") as result:
         task = Task(side, broker.bootstrap, output, batch_records, seconds, result.name)
         subprocess.run([sys.executable, "-m", "benchmarks.stock", SIDE, json.dumps(asdict(task))], check=True)
-        took: dict[str, Any] = json.loads(Path(result.name).read_text())
-    console.print(_line(side, took), highlight=False)
-    return took
+        cost: dict[str, Any] = json.loads(Path(result.name).read_text())
+    console.print(_line(side, cost), highlight=False)
+    return cost
 
 
 def throughput(records: int, batch_records: int, rounds: int) -> Table:
@@ -239,7 +241,7 @@ def throughput(records: int, batch_records: int, rounds: int) -> Table:
         now = int(time.time() * 1000)
         publish(broker.bootstrap, INPUT, orders(records, now - 2 * PERIOD_MS, 2 * PERIOD_MS))
         runs = [(side, measure(broker, side, batch_records)) for _ in range(rounds) for side in SIDES]
-    return _table(f"{batch_records:,} records a batch", runs)
+    return _table(f"batches of {batch_records:,} records", runs)
 
 
 def latency(seconds: float, rounds: int) -> Table:
@@ -255,24 +257,24 @@ def latency(seconds: float, rounds: int) -> Table:
     return _table(f"{rate:,} records/s", runs)
 
 
-def _line(side: str, took: dict[str, Any]) -> str:
-    seconds = sum(took["times_ms"]) / 1000
+def _line(side: str, cost: dict[str, Any]) -> str:
+    seconds = sum(cost["times_ms"]) / 1000
     return (
-        f"{SIDES[side]:<38} {took['rows'] / seconds:>9,.0f} rec/s  "
-        f"{took['cpu_s'] / took['rows'] * 1e6:>6.1f} CPU s a million  "
-        f"batch {statistics.median(took['times_ms']):>6,.0f} ms median, {len(took['times_ms'])} batches"
+        f"{SIDES[side]:<38} {cost['rows'] / seconds:>9,.0f} rec/s  "
+        f"{cost['cpu_s'] / cost['rows'] * 1e6:>6.1f} CPU s/million  "
+        f"batch {statistics.median(cost['times_ms']):>6,.0f} ms median, {len(cost['times_ms'])} batches"
     )
 
 
 def _table(title: str, runs: list[tuple[str, dict[str, Any]]]) -> Table:
     table = Table("side", title=title, title_justify="left")
-    for column in ("rec/s", "CPU s a million records", "batch ms, median", "95%", "runs"):
+    for column in ("rec/s", "CPU s/million records", "batch ms, median", "95%", "runs"):
         table.add_column(column, justify="right")
     for side, name in SIDES.items():
-        own = [took for key, took in runs if key == side]
-        times = sorted(ms for took in own for ms in took["times_ms"])
-        rows = sum(took["rows"] for took in own)
-        cpu = sum(took["cpu_s"] for took in own)
+        own = [cost for key, cost in runs if key == side]
+        times = sorted(ms for cost in own for ms in cost["times_ms"])
+        rows = sum(cost["rows"] for cost in own)
+        cpu = sum(cost["cpu_s"] for cost in own)
         table.add_row(
             name,
             f"{rows / sum(times) * 1000:,.0f}",
@@ -290,9 +292,9 @@ def main() -> None:
     )
     parser.add_argument("part", choices=("throughput", "latency", "both"), nargs="?", default="both")
     parser.add_argument("--records", type=int, default=3_000_000)
-    parser.add_argument("--batch", type=int, default=300_000, help="records a batch")
+    parser.add_argument("--batch", type=int, default=300_000, help="records per batch")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=90, help="latency: of each run")
+    parser.add_argument("--seconds", type=float, default=90, help="of each latency run")
     options = parser.parse_args()
     tables = []
     if options.part != "latency":

@@ -1,12 +1,12 @@
-"""The watermark: its server under load, and what it saves where Spark's own loses records.
+"""The watermark: records that it saves compared with Spark's own, and its server under load.
 
-    python -m benchmarks.watermark windows              the three judged cases, 10,000 origins, hourly windows
+    python -m benchmarks.watermark windows              three cases of late origins, hourly windows
     python -m benchmarks.watermark stall [--plot F.svg] 30% of the origins stall: ours, Spark's rule, Spark
-    python -m benchmarks.watermark load                 10,000 origins each second, server on one core
+    python -m benchmarks.watermark load                 10,000 origins report every second, server on one core
 
-``stall`` runs the same records through a real Spark query, and counts what Spark itself says it dropped.
-``load`` pins the server to core 0; who loads it shares the other cores. Each part prints a table; the tests
-assert.
+``stall`` also runs the records through a real Spark query, and counts what Spark reports as dropped. ``load``
+pins the server to core 0, and its clients to the other cores. Each part prints a table; the assertions are in
+the tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.watermark_cases import CASES, ORIGINS, Batch, Stall, replay_stall, replay_windows
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from tests.support.server_process import ServerProcess, write_config
 
 console = Console(width=120)
@@ -48,14 +48,14 @@ def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def windows() -> None:
-    """The three cases; the difference of each closed window to the full data."""
+    """For each of the three cases, what each closed window lacks of the full data."""
     for name, delay in CASES.items():
         rows = [
             (f"{window.hour}:00-{window.hour + 1}:00", f"{window.at_s / 3600:.2f} h", window.held,
              window.full, f"{100 * window.difference:.4f} %")
             for window in replay_windows(delay, 6)
         ]  # fmt: skip
-        heads = ("window", "closed at", "records held", "in the end", "difference")
+        heads = ("window", "closed at", "records at closing", "records in the end", "difference")
         show(f"{ORIGINS:,} origins, 99.9%: {name}", heads, rows)
 
 
@@ -63,7 +63,7 @@ def windows() -> None:
 
 
 def stall(plot: Path | None) -> None:
-    """How many records are behind the watermark when they come, by minute."""
+    """By minute, how many records are behind the watermark when they arrive."""
     case = Stall()
     batches = replay_stall(case)
     real = run_spark(case, batches)
@@ -71,10 +71,10 @@ def stall(plot: Path | None) -> None:
     for start in range(0, case.length_s, 60):
         part = [n for n, batch in enumerate(batches) if start < batch.at_s <= start + 60]
         last = batches[part[-1]]
-        came = sum(len(batches[n].times) for n in part)
+        arrived = sum(len(batches[n].times) for n in part)
         lows = ["-" if low == UNKNOWN else f"{low} s" for low in (last.ours_low, last.spark_low)]
         counts = [sum(batches[n].ours for n in part), sum(batches[n].spark for n in part)]
-        rows.append((f"{start // 60 + 1}", came, *lows, *counts, sum(real[n] for n in part)))
+        rows.append((f"{start // 60 + 1}", arrived, *lows, *counts, sum(real[n] for n in part)))
     heads = (
         "minute",
         "records",
@@ -99,7 +99,7 @@ def stall(plot: Path | None) -> None:
 
 
 def run_spark(case: Stall, batches: Sequence[Batch]) -> list[int]:
-    """The same batches through Spark's withWatermark and dropDuplicates; the rows it dropped in each."""
+    """Run the batches through Spark's withWatermark and dropDuplicates; the rows dropped in each."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ def run_spark(case: Stall, batches: Sequence[Batch]) -> list[int]:
             table = pa.table({"origin": batch.origins, "us": batch.times * 1_000_000})
             path = files / f"{number:05d}.parquet"
             pq.write_table(table, path)
-            os.utime(path, (number + 1, number + 1))  # the order in which the source takes them
+            os.utime(path, (number + 1, number + 1))  # the source reads files in this order
         builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.sql.shuffle.partitions", "1").config("spark.driver.host", "127.0.0.1")
         spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
@@ -137,7 +137,7 @@ def run_spark(case: Stall, batches: Sequence[Batch]) -> list[int]:
 
 
 def svg_of(case: Stall, batches: Sequence[Batch], real: Sequence[int]) -> str:
-    """Both watermarks against the time, and beneath them the records lost."""
+    """A plot of both watermarks over time, and below it the records lost."""
     width, left, top, height = 900, 70, 30, 260
     right, bottom, bars = width - 20, top + height, 120
 
@@ -174,7 +174,7 @@ def svg_of(case: Stall, batches: Sequence[Batch], real: Sequence[int]) -> str:
         ):
             parts.append(f'<text x="{at}" y="{beside}" text-anchor="{anchor}">{minute} min</text>')
     texts = [
-        (left, 18, "watermarks against time: ours (blue), Spark's (red, dashed); shaded: the stall"),
+        (left, 18, "watermarks over time: ours (blue), Spark's (red, dashed); shaded: the stall"),
         (left, bottom + 24, f"records behind the watermark in each batch: Spark dropped {sum(real):,} "
          f"(largest bar {most:,}), ours {sum(b.ours for b in batches):,}"),
     ]  # fmt: skip
@@ -190,7 +190,7 @@ READ = ["/v1/stages/web/low", "/v1/low", "/v1/stages/web/window?end=1", "/v1/sta
 
 @dataclass
 class Loaded:
-    """Latencies in seconds, by kind; rounds that took longer than their second."""
+    """Latencies in seconds, by kind of request; ``late``: reports that took longer than a second."""
 
     reports: list[float] = field(default_factory=list)
     reads: dict[str, list[float]] = field(default_factory=lambda: {path: [] for path in READ})
@@ -198,7 +198,7 @@ class Loaded:
 
 
 class Connection:
-    """A kept HTTP connection; as little work as possible, so that the server is what is measured."""
+    """A keep-alive HTTP connection that does as little as possible, so that the server is measured."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -208,7 +208,7 @@ class Connection:
         return self
 
     async def ask(self, request: bytes) -> None:
-        """Send a request and take the answer, which must be a success."""
+        """Send a request and read its response; RuntimeError unless it is 200."""
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
@@ -218,7 +218,7 @@ class Connection:
 
 
 def load() -> None:
-    """10,000 origins reporting each second, in three groupings; reads beside them."""
+    """Let 10,000 origins report every second, over different numbers of clients, with reads beside them."""
     rows = []
     for clients in (1, 10, 100, 1_000):
         with tempfile.TemporaryDirectory() as folder:
@@ -249,7 +249,7 @@ def load() -> None:
 
 
 async def drive(port: int, names: list[str], clients: int) -> Loaded:
-    """Report all origins once a second, spread over the second; read all the while."""
+    """Report all origins once a second, spread over the second, and read at the same time."""
     found, begin = Loaded(), time.monotonic() + 0.5
     parts = np.array_split(np.array(names), clients)
     reporters = [
@@ -262,12 +262,12 @@ async def drive(port: int, names: list[str], clients: int) -> Loaded:
 async def report_on(
     found: Loaded, port: int, names: list[str], number: int, clients: int, begin: float
 ) -> None:
-    """One client: a report a second; one that is answered after its second is late."""
+    """One client: one report per second. A report answered after more than a second is late."""
     connection = await Connection(port).open()
     for second in range(SECONDS + WARM_SECONDS):
         due = begin + second + number / clients
         now_us = time.time_ns() // 1_000
-        report = {"stage": "web", "partition": str(number), "origins": {name: now_us for name in names}}
+        report = {"stage": "web", "partition": str(number), "origins": dict.fromkeys(names, now_us)}
         body = json.dumps({"session": 1, "sequence": second, "reports": [report]}).encode()
         head = f"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -280,7 +280,7 @@ async def report_on(
 
 
 async def read_on(found: Loaded, port: int, begin: float) -> None:
-    """Reads at a steady rate, their latency counted from when they were due."""
+    """Read at a steady rate; latency counts from the time when a read was due."""
     connection = await Connection(port).open()
     for number in range((SECONDS + WARM_SECONDS) * READS):
         due = begin + number / READS
@@ -293,7 +293,7 @@ async def read_on(found: Loaded, port: int, begin: float) -> None:
 
 
 def quantile(times: list[float], share: float) -> str:
-    """A quantile, in ms."""
+    """A quantile as text, in ms."""
     return f"{statistics.quantiles(times, n=1000)[round(share * 1000) - 1] * 1e3:.1f} ms"
 
 
@@ -304,15 +304,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    """Run the parts that the command line names."""
+    """Run the part that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watermark")
     parser.add_argument("part", choices=["windows", "stall", "load"])
-    parser.add_argument("--plot", type=Path, help="stall: write an SVG there")
-    given = parser.parse_args()
-    if given.part == "windows":
+    parser.add_argument("--plot", type=Path, help="for stall: write an SVG to this file")
+    options = parser.parse_args()
+    if options.part == "windows":
         windows()
-    elif given.part == "stall":
-        stall(given.plot)
+    elif options.part == "stall":
+        stall(options.plot)
     else:
         if hasattr(os, "sched_setaffinity") and (cores := os.sched_getaffinity(0) - {0}):
             os.sched_setaffinity(0, cores)

@@ -1,8 +1,7 @@
-"""Streams whose origins are late, replayed without a clock: what a watermark makes of them.
+"""Simulated streams with late origins, and how watermarks deal with them.
 
-Each origin writes one record every ``EVERY_S`` seconds. While it is delayed its records wait with it; when it
-comes back they arrive all at once, in order. benchmarks/watermark.py prints what comes of it, the tests
-assert it.
+Each origin writes one record every ``EVERY_S`` seconds. The records of a delayed origin wait until it is back,
+and then arrive all at once and in order. benchmarks/watermark.py prints the results; the tests assert them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.watermark.low_watermark import LowWatermark
 
 HOUR_S = 3600
@@ -22,7 +21,7 @@ EVERY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Origins ``first`` to ``last`` - 1 are away from ``start`` on, each back at ``back[i]``; in seconds."""
+    """From second ``start`` on, ``len(back)`` origins from number ``first`` on are away until ``back[i]``."""
 
     first: int
     start: int
@@ -31,7 +30,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A window when it closed: its hour, the second of closing, the records in it then and in the end."""
+    """A closed window: its hour, the second when it closed, its records at that time and in the end."""
 
     hour: int
     at_s: int
@@ -40,14 +39,14 @@ class Closed:
 
     @property
     def difference(self) -> float:
-        """The share of its records that the closed window lacked."""
+        """The share of its records that came after it had closed."""
         return (self.full - self.held) / self.full
 
 
 def arrivals(now_s: int, every_s: int, origins: int, delay: Delay | None) -> NDArray[np.int64]:
-    """int64[origins]: the event time of each one's last record that is there at ``now_s``; -1 for none.
+    """The event time of each origin's last record that has arrived at ``now_s``, int64[origins]; -1 for none.
 
-    Origin i writes at i % every_s, and every ``every_s`` seconds from then on.
+    Origin i writes its first record at i % every_s, and then one every ``every_s`` seconds.
     """
     upto = np.full(origins, now_s, np.int64)
     if delay is not None and now_s >= delay.start:
@@ -58,7 +57,7 @@ def arrivals(now_s: int, every_s: int, origins: int, delay: Delay | None) -> NDA
 
 
 def replay_windows(delay: Delay | None, hours: int, completeness: str = "0.999") -> list[Closed]:
-    """The hourly windows in the order in which they close, of a stream of so many hours and one more."""
+    """The first ``hours`` hourly windows of a stream, in the order in which they close."""
     names = [f"host-{number}" for number in range(ORIGINS)]
     low = LowWatermark(completeness, names)
     closed: list[Closed] = []
@@ -78,13 +77,13 @@ def replay_windows(delay: Delay | None, hours: int, completeness: str = "0.999")
 
 
 def _records_in(hour: int, upto: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many records of an hour each origin has written, if its last one was at ``upto``."""
+    """How many records of an hour each origin has written by the times ``upto``."""
     phase = np.arange(len(upto), dtype=np.int64) % EVERY_S
     end = np.minimum(upto, (hour + 1) * HOUR_S - 1)
     return np.maximum((end - phase) // EVERY_S - (hour * HOUR_S - 1 - phase) // EVERY_S, 0)
 
 
-# The three cases: nobody late; a thousandth late for hours; more than that, coming back one after the other.
+# No origin late; a thousandth late for hours; more than a thousandth late, coming back one by one.
 CASES: dict[str, Delay | None] = {
     "no delay": None,
     "0.1% delayed for three hours": Delay(7_000, 5_000, np.full(10, 5_000 + 3 * HOUR_S, np.int64)),
@@ -96,7 +95,7 @@ CASES: dict[str, Delay | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A share of the origins stalls for a while, then all its records come at once; in seconds."""
+    """Some origins stall for a while, then all their records arrive at once; times in seconds."""
 
     origins: int = 1_000
     stalled: int = 300
@@ -105,13 +104,13 @@ class Stall:
     start_s: int = 600
     end_s: int = 1_200
     length_s: int = 1_800
-    allowed_s: int = 60  # what Spark's user declares as the most that a record is late
+    allowed_s: int = 60  # the lateness that a user of Spark declares
     completeness: str = "0.999"
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch: its records' event times and origins, and the records behind either watermark."""
+    """A batch: its records' event times and origins, and how many are behind either watermark."""
 
     at_s: int
     times: NDArray[np.int64]
@@ -123,11 +122,11 @@ class Batch:
 
 
 def replay_stall(stall: Stall) -> list[Batch]:
-    """The stream cut into batches, held against ours and against Spark's rule.
+    """The stream cut into batches, each compared with our watermark and with Spark's rule.
 
-    Spark: the watermark is the largest time seen minus what is allowed, renewed after each batch; rows are
-    dropped as late if not above the watermark of the batch before, so by the records up to the last batch but
-    one. A real run drops exactly the same (benchmarks/watermark.py).
+    Spark's watermark is the largest time seen minus the allowed lateness, computed after each batch. Spark
+    drops rows that are not above the watermark of the batch before, which knows the records up to the last
+    batch but one. A real query drops exactly the same rows (benchmarks/watermark.py).
     """
     names = [f"host-{number}" for number in range(stall.origins)]
     back = np.full(stall.stalled, stall.end_s, np.int64)
