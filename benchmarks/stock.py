@@ -4,9 +4,9 @@
     python -m benchmarks latency        all sides take turns, twice, at 1,000 records/s
     python -m benchmarks                both
 
-Each part prints a table; nothing is asserted. Machines are noisy, so compare only sides that took turns in one
-run, and trust CPU seconds more than time. Stock Spark does less here: it finds no replays, has no topics for
-duplicate, expired and error records, writes at least once, and keeps neither order nor stamps.
+Each part prints a table; nothing is asserted. Machines are noisy, so compare only sides that took turns in
+one run, and trust CPU seconds more than time. Stock Spark does less here: it finds no replays, has no topics
+for duplicate, expired and error records, writes at least once, and keeps neither order nor stamps.
 
 Time is Spark's ``triggerExecution`` of each batch. The first third of the batches is warm-up and not counted,
 since Java compiles for about a minute. CPU time is user and system time of the whole process tree (Python

@@ -1,7 +1,8 @@
 """Simulated streams with late origins, and how watermarks deal with them.
 
-Each origin writes one record every ``EVERY_S`` seconds. The records of a delayed origin wait until it is back,
-and then arrive all at once and in order. benchmarks/watermark.py prints the results; the tests assert them.
+Each origin writes one record every ``EVERY_S`` seconds. The records of a delayed origin wait until it is
+back, and then arrive all at once and in order. benchmarks/watermark.py prints the results, and the tests
+assert them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ from replayfilter.spark.rows import PAYLOAD, REPORT, ChunkId, Payload, ShardRepo
 _COUNTED = {route: route.name.lower() for route in Route if route not in (Route.UNDECIDED, *REASON_OF_ROUTE)}
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """A row as deliver gets it: see rows.py."""
+
     kind: int
     lane: int
     chunk: ChunkId
@@ -48,7 +50,7 @@ def deliver_batches(
     or more than one; then nothing of the lane is delivered.
     """
     rows = _read_rows(batches)
-    routes = _Routes()
+    routes = LaneRoutes()
     watermark_us = UNKNOWN
     for row in rows:
         if row.kind == REPORT:
@@ -58,22 +60,22 @@ def deliver_batches(
         elif row.kind == PAYLOAD:
             lane = partition_ids(settings.lanes).index(row.lane)
             with worker.lanes(settings).open(lane, routes.input_partitions()) as delivery:
-                counts = _Lane(settings, routes, delivery, watermark_us).deliver(chain([row], rows))
+                counts = LaneWriter(settings, routes, delivery, watermark_us).deliver(chain([row], rows))
             yield count_row(counts)
         else:
             routes.add(row.chunk, routes_from_bytes(row.chunk, row.body.to_pybytes()))
     routes.check_used_up()
 
 
-def _read_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[_Row]:
+def _read_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("kind", "lane", *ChunkId._fields))
         bodies = batch.column("body")
         for at, (kind, lane, *chunk) in enumerate(zip(*columns, strict=True)):
-            yield _Row(kind, lane, ChunkId(*chunk), bodies[at].as_buffer())
+            yield Row(kind, lane, ChunkId(*chunk), bodies[at].as_buffer())
 
 
-class _Routes:
+class LaneRoutes:
     """The routes of one lane's batch: 5 bytes per record, more for duplicates whose first record is known."""
 
     def __init__(self) -> None:
@@ -129,11 +131,11 @@ def _first_records(seen: FirstSeen) -> Iterator[tuple[int, str]]:
         yield row, f"{topic}/{partition}/{offset}"
 
 
-class _Lane:
+class LaneWriter:
     """Writes the records of one lane's batch."""
 
     def __init__(
-        self, settings: PipelineSettings, routes: _Routes, delivery: Delivery, watermark_us: int
+        self, settings: PipelineSettings, routes: LaneRoutes, delivery: Delivery, watermark_us: int
     ) -> None:
         self._settings, self._routes, self._delivery = settings, routes, delivery
         self._watermark_us = watermark_us
@@ -148,10 +150,10 @@ class _Lane:
         self._partitions = np.array([output.partitions for output in outputs])
         self._is_written = np.array([bool(output.topic) for output in outputs])
 
-    def deliver(self, rows: Iterator[_Row]) -> Counter[str]:
-        """Write all payloads and commit; the lane's counts."""
+    def deliver(self, rows: Iterator[Row]) -> Counter[str]:
+        """Write the payloads in ``rows`` and commit; the lane's counts."""
         next_offsets: dict[InputPartition, int] = {}
-        seconds = 0.0
+        busy_seconds = 0.0
         for row in rows:
             started_at = time.perf_counter()
             payload = Payload.from_buffer(row.body)
@@ -161,11 +163,11 @@ class _Lane:
             last_offset = payload.records.column("offset")[-1].as_py()
             next_offsets[row.chunk.topic, row.chunk.partition] = last_offset + 1
             self._track_timestamps(payload.records.column("timestamp"))
-            seconds += time.perf_counter() - started_at
+            busy_seconds += time.perf_counter() - started_at
         self._routes.check_used_up()
         started_at = time.perf_counter()
         self._counts.update(asdict(self._delivery.commit(next_offsets)))
-        self._counts["deliver_us"] = round((seconds + time.perf_counter() - started_at) * 1e6)
+        self._counts["deliver_us"] = round((busy_seconds + time.perf_counter() - started_at) * 1e6)
         if self._oldest_ms is not None:
             self._counts["delay_ms"] = max(0, round(time.time() * 1000) - self._oldest_ms)
         return self._counts
@@ -197,14 +199,14 @@ class _Lane:
             headers = replace_watermark(headers or [None] * records.num_rows, self._watermark_us)
         self._delivery.write(
             Chunk(
-                (chunk.topic, chunk.partition),
-                offsets.tolist(),
-                self._topics[codes].tolist(),
-                (chunk.partition % self._partitions[codes]).tolist(),
-                keys,
-                records.column("value").to_pylist(),
-                records.column("timestamp").to_pylist(),
-                headers,
+                input_partition=(chunk.topic, chunk.partition),
+                offsets=offsets.tolist(),
+                topics=self._topics[codes].tolist(),
+                partitions=(chunk.partition % self._partitions[codes]).tolist(),
+                keys=keys,
+                values=records.column("value").to_pylist(),
+                timestamps_ms=records.column("timestamp").to_pylist(),
+                headers=headers,
             )
         )
 

@@ -22,14 +22,10 @@ from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
 
 POLL_SECONDS = 0.05
-OVERSIZE_RESTART_FACTOR = (
-    2.0  # times batch_bytes; a larger batch ends the query, to restart with fewer records
-)
-_IDLE_MESSAGES = (
-    "Waiting for data to arrive",
-    "Waiting for next trigger",
-    "Stopped",
-)  # of Spark's query status
+# A batch of more than this times batch_bytes ends the query, which then restarts with smaller batches.
+OVERSIZE_RESTART_FACTOR = 2.0
+# The messages of Spark's query status when no batch runs.
+_IDLE_MESSAGES = ("Waiting for data to arrive", "Waiting for next trigger", "Stopped")
 
 Progress = Mapping[str, Any]
 
@@ -144,9 +140,7 @@ class Service:
                 self._check_size(as_dict)
                 for callback in self._on_batch:
                     callback(as_dict)
-        if _is_idle(
-            last
-        ):  # all batches before this number are finished, even if Spark keeps no progress of them
+        if _is_idle(last):  # all batches before it are finished, even if Spark has dropped their progress
             self._last_seen = max(self._last_seen, last["batchId"] - 1)
 
     def _check_size(self, progress: Progress) -> None:
@@ -178,5 +172,5 @@ def _jvm_errors() -> Iterator[None]:
 
 
 def _is_idle(progress: StreamingQueryProgress) -> bool:
-    """Whether this is no finished batch: while nothing comes, Spark reports the next number every 10 s."""
+    """Whether this is no finished batch: without input, Spark reports the next number every 10 seconds."""
     return "addBatch" not in progress["durationMs"]

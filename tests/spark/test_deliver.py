@@ -17,7 +17,7 @@ from replayfilter.formats import KeySpec
 from replayfilter.kafka.chunk import Chunk
 from replayfilter.kafka.transactions import LaneStats
 from replayfilter.spark import deliver
-from replayfilter.spark.deliver import _Lane, _Routes, _Row
+from replayfilter.spark.deliver import LaneRoutes, LaneWriter, Row
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.rows import PAYLOAD, ChunkId, Payload, ShardReport, routes_from_bytes, routes_to_bytes
 
@@ -44,15 +44,15 @@ class Written:
         return LaneStats()
 
 
-def routes(*parts: tuple[list[int], list[int]]) -> _Routes:
+def routes(*parts: tuple[list[int], list[int]]) -> LaneRoutes:
     """What several shards decided of the chunk at offset 5: rows, and their codes."""
-    made = _Routes()
+    made = LaneRoutes()
     for rows, codes in parts:
         made.add(CHUNK, Routes(*CHUNK, np.array(rows, np.uint32), np.array(codes, np.uint8)))
     return made
 
 
-def payload(first: int, timestamps: list[int]) -> _Row:
+def payload(first: int, timestamps: list[int]) -> Row:
     n = len(timestamps)
     records = pa.RecordBatch.from_pydict(
         {
@@ -64,20 +64,20 @@ def payload(first: int, timestamps: list[int]) -> _Row:
     )
     sink = pa.BufferOutputStream()
     Payload(records, {}).write_to(sink)
-    return _Row(PAYLOAD, 0, ChunkId("t", 0, first), sink.getvalue())
+    return Row(PAYLOAD, 0, ChunkId("t", 0, first), sink.getvalue())
 
 
 def deliver_times(monkeypatch: pytest.MonkeyPatch, *chunks: list[int]) -> Counter[str]:
     """The counts after the delivery of chunks with these timestamps, one second after the epoch."""
     monkeypatch.setattr(deliver.time, "time", lambda: 1.0)  # type: ignore[attr-defined]
-    made, rows, first = _Routes(), list[_Row](), 0
+    made, rows, first = LaneRoutes(), list[Row](), 0
     for timestamps in chunks:
         n = len(timestamps)
         chunk = ChunkId("t", 0, first)
         made.add(chunk, Routes(*chunk, np.arange(n, dtype=np.uint32), np.full(n, Route.UNIQUE, np.uint8)))
         rows.append(payload(first, timestamps))
         first += n
-    return _Lane(SETTINGS, made, Written(), 0).deliver(iter(rows))  # type: ignore[arg-type]
+    return LaneWriter(SETTINGS, made, Written(), 0).deliver(iter(rows))  # type: ignore[arg-type]
 
 
 def test_the_oldest_timestamp_may_be_the_epoch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_routes_name_the_first_records_of_duplicates() -> None:
         np.array([1], np.uint32), np.array([1], np.uint32), np.array([9], np.int64), (("t", 0), ("s", 3))
     )
     sent = Routes(*CHUNK, np.array([0, 1], np.uint32), np.array([1, 2], np.uint8), seen)
-    made = _Routes()
+    made = LaneRoutes()
     made.add(CHUNK, routes_from_bytes(CHUNK, routes_to_bytes(sent)))
     codes, firsts = made.take(CHUNK, np.zeros(2, np.uint8))
     assert codes.tolist() == [1, 2]
