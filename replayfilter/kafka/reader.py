@@ -10,8 +10,9 @@ checks before a start, the lag poller, the sample for the batch size and the dem
         sample = reader.read_available(ranges, seconds=2.0)         # what can be read in two seconds
 
 A range is (start, end): the first offset, and the one after the last. It is done when a record at or after
-its last offset arrives, or at the end of the partition, since transaction markers and aborted or compacted
-records take offsets that nobody can read. A partition whose range is done is no longer fetched.
+its last offset arrives, or at the end of the partition: some offsets have no record that can be read, since
+transaction markers, aborted records and compacted records take offsets too. Only committed records are read.
+A partition whose range is done is not fetched any more.
 
 Records of one partition come in offset order; those of different partitions arrive interleaved.
 """
@@ -39,7 +40,7 @@ _REMEDY = "check that the brokers are up and that the topic may be read, then tr
 
 
 class _Step(NamedTuple):
-    """What one poll of the consumer brought."""
+    """The result of one poll of the consumer."""
 
     records: list[Message]
     errors: dict[InputPartition, KafkaError]
@@ -48,14 +49,14 @@ class _Step(NamedTuple):
 
 
 class RangeReader:
-    """Reads ranges of offsets with one consumer; several reads one after the other, in one thread.
+    """Reads ranges of offsets with one consumer, which may be used for several reads in a row.
 
-    ``settings`` are a consumer's. ``group`` is a name only: partitions are assigned, not subscribed to, and
-    nothing is committed, but librdkafka wants a ``group.id``. ``offset_reset`` decides what happens when the
-    start of a range has been deleted by retention: "error" ends :meth:`read` with an error, "earliest" goes
-    on with the first record that is still there.
+    ``settings`` are a consumer's. ``group`` is only a name, since librdkafka requires a ``group.id``: the
+    reader doesn't join the group and commits nothing. ``offset_reset`` decides what happens if retention has
+    deleted the start of a range: with "error", :meth:`read` raises an error; with "earliest" it continues at
+    the first record that is still there.
 
-    Raises :class:`ConfigError` for settings that librdkafka refuses.
+    Not for use by several threads at once. Raises :class:`ConfigError` for settings that librdkafka refuses.
     """
 
     def __init__(
@@ -97,15 +98,15 @@ class RangeReader:
             elif time.monotonic() - last_heard > silence_s:
                 raise BrokerError(
                     f"nothing arrived from {_names(step.unread)} for {silence_s:.0f} s; check that the "
-                    "brokers are up, then try again"
+                    "brokers are up and that the topic exists, then try again"
                 )
 
     def read_available(
         self, ranges: Mapping[InputPartition, Range], seconds: float, *, per_partition: int | None = None
     ) -> list[Message]:
-        """Those records in the ranges that arrive within ``seconds``.
+        """The records in the ranges that arrive within ``seconds``, for samples and estimates.
 
-        Partitions that can't be read are left out without an error: this is for samples and estimates.
+        Partitions that can't be read are left out without an error.
         """
         deadline = time.monotonic() + seconds
         found: list[Message] = []
@@ -149,17 +150,18 @@ class RangeReader:
 
     def _poll(self, ranges: Mapping[InputPartition, Range], unread: dict[InputPartition, int]) -> _Step:
         """One poll. ``unread`` has the ranges that aren't done, with the records wanted of each at most."""
-        # The client waits until it has that many messages or the time is up, so never ask for too many.
+        # consume() waits until it has all messages that it is asked for, or until the time is up.
         messages = self._consumer.consume(min(MESSAGES_PER_POLL, sum(unread.values())), POLL_S)
         step = _Step([], {}, unread, bool(messages))
         for message in messages:
             partition, error = partition_of(message), message.error()
-            if partition not in unread and partition in ranges:
+            of_topic = partition[1] < 0  # an error that concerns all partitions
+            if partition not in unread and not of_topic:
                 continue  # fetched before its range was done
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 step.errors[partition] = error
-            if partition not in unread:
-                continue  # an error of a whole topic has no partition
+            if of_topic:
+                continue
             if error is None:
                 offset, end = int(message.offset() or 0), ranges[partition][1]
                 if offset < end:
