@@ -1,10 +1,10 @@
 """Why a record goes to the error topic: the closed list of reasons, and the messages of decode and route.
 
-The formats give most reasons, each with a message of its own (formats/). This module adds the others: a
-missing stamp, found by decode, and the two reasons that a route stands for. A record has one of those routes
-only after the shards have decided, but decode alone knows the numbers that ``future_message`` names. So
-decode stores that message beside each record that may be too far ahead, and deliver writes it if the record
-is routed to FUTURE.
+Most reasons come from the formats, each with its own message. This module adds the others: a missing stamp,
+which decode finds, and the routes FUTURE and JUMP, which the shards decide.
+
+Only decode knows the numbers in the message of FUTURE. Therefore it stores that message with each record that
+may be too far in the future, and deliver writes it if the shards route the record to FUTURE.
 """
 
 from __future__ import annotations

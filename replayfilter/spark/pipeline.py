@@ -1,7 +1,7 @@
 """The plan: from Kafka's rows to rows of counts, all in one streaming query.
 
-    source -> decode -> exchange by shard -+-> frames -> route -+-> exchange by lane -> deliver
-                                           +-> payloads --------+
+    kafka_rows -> decode -> exchange by shard -+-> frames -> route -+-> exchange by lane -> deliver
+                                               +-> payloads --------+
 
 The exchange by shard runs once and is read twice. Spark finds out by itself that both readers can share it,
 but only if it pushes no different filter below it. That is why each reader's filter has a term that Spark's
@@ -30,19 +30,19 @@ _NEVER = "spark_partition_id() < -1"  # false, but the optimizer can't tell; it 
 def build_pipeline(spark: SparkSession, settings: PipelineSettings, batch_records: int) -> DataFrame:
     """The streaming DataFrame of counts; running it delivers. A batch has at most ``batch_records``."""
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.shards))
-    source = kafka_rows(spark, settings, batch_records)
-    return observe_counts(deliver(route(decode(source, settings), settings), settings))
+    records = kafka_rows(spark, settings, batch_records)
+    return observe_counts(deliver(route(decode(records, settings), settings), settings))
 
 
-def decode(source: DataFrame, settings: PipelineSettings) -> DataFrame:
+def decode(records: DataFrame, settings: PipelineSettings) -> DataFrame:
     """Frames and payloads, exchanged by shard.
 
     One task per core, since each wave of tasks costs 50 ms however small they are. When the plan is made, a
     cluster may not have given its cores yet, so there the number of tasks is the number of shards.
     """
     local = settings.master.startswith("local")
-    tasks = source.sparkSession.sparkContext.defaultParallelism if local else settings.shards
-    decoded = source.coalesce(tasks).mapInArrow(partial(decode_batches, settings), rows.SCHEMA)
+    tasks = records.sparkSession.sparkContext.defaultParallelism if local else settings.shards
+    decoded = records.coalesce(tasks).mapInArrow(partial(decode_batches, settings), rows.SCHEMA)
     return decoded.repartition(settings.shards, "shard")
 
 

@@ -35,7 +35,7 @@ class PipelineSettings:
     - ``checkpoint``: folder or URL of Spark's checkpoint.
     - ``shards``, ``lanes``: numbers of state partitions and of delivery tasks. They can't change on a live
       checkpoint.
-    - ``mark_changes``: all manual changes to marks that this checkpoint ever had.
+    - ``mark_changes``: all manual changes to marks since the checkpoint was created.
 
     Input:
 

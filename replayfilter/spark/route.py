@@ -110,8 +110,8 @@ class StateRuns:
     ``hits`` and ``misses``: how often the cache had a run, and how often not.
     """
 
-    def __init__(self, kept: MapState, cache: RunCache) -> None:
-        self._kept, self._cache = kept, cache
+    def __init__(self, runs: MapState, cache: RunCache) -> None:
+        self._runs, self._cache = runs, cache
         self.hits = self.misses = 0
 
     def read(self, name: str) -> bytes | memoryview:
@@ -121,19 +121,19 @@ class StateRuns:
             self.hits += 1
             return found
         self.misses += 1
-        kept = self._kept.getValue((bytes.fromhex(name),))
-        if kept is None:
+        stored = self._runs.getValue((bytes.fromhex(name),))
+        if stored is None:
             raise KeyError(f"run {name} is in the directory of the state, but not in the state")
-        prepared = with_bloom(bytes(kept[0]))
+        prepared = with_bloom(bytes(stored[0]))
         self._cache.put(name, prepared)
         return prepared
 
     def write(self, name: str, data: bytes) -> None:
         """Keep a run."""
-        self._kept.updateValue((bytes.fromhex(name),), (data,))
+        self._runs.updateValue((bytes.fromhex(name),), (data,))
         self._cache.put(name, with_bloom(data))
 
     def drop(self, name: str) -> None:
         """Forget a run."""
-        self._kept.removeKey((bytes.fromhex(name),))
+        self._runs.removeKey((bytes.fromhex(name),))
         self._cache.drop(name)

@@ -73,9 +73,7 @@ def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> Spa
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
-    os.environ["PYSPARK_PYTHON"] = (
-        sys.executable
-    )  # for the workers; the stateful stage reads no other setting
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the stateful stage reads no other setting
     os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
     conf = SparkConf(loadDefaults=False).setAppName(settings.service).setMaster(_master(settings.master))
     conf.setAll(list(_CONF.items()))

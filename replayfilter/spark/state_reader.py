@@ -60,8 +60,8 @@ def _read(view: Path) -> list[bytes]:
     spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
     try:
         reader = spark.read.format("statestore").option("stateVarName", "shard")
-        kept = reader.load(f"file:{view}").select("value.state")
-        return [bytes(row[0]) for row in kept.collect()]
+        states = reader.load(f"file:{view}").select("value.state")
+        return [bytes(row[0]) for row in states.collect()]
     finally:
         spark.stop()
 
