@@ -1,7 +1,7 @@
-"""replayfilter: makes a dirty Kafka stream exact.
+"""replayfilter: removes replays and duplicates from Kafka streams.
 
-What is imported here needs neither PySpark nor Java: it is the half that goes into other people's code.
-What talks to Kafka is imported when it is first asked for.
+The names here are for other teams' code, and need neither PySpark nor Java. Those that talk to Kafka are
+imported when they are first used.
 """
 
 from importlib import import_module

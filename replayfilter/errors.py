@@ -1,30 +1,30 @@
 """Every error that replayfilter raises on purpose.
 
     ReplayfilterError
-    ├── ConfigError        a setting is missing, unknown or wrong; carries every fault found   (exit code 2)
-    ├── StampError         a stamp, producer id or stamping setting that would break replay filtering
-    ├── BrokerError        Kafka can't be reached, or refuses what is asked
-    ├── CheckpointError    the checkpoint can't be used as it is: other shards, keys, or lost offsets
-    ├── RegistryError      the schema registry can't be reached, or refuses what is asked
-    ├── DeliveryError      a lane could not deliver its part of a batch, or a producer its records
-    ├── WatermarkError     the watermark server can't run, can't be reached, or refuses what is asked
-    ├── SparkLost          Spark's JVM has ended or hangs: this process can't go on, the next one can
-    └── MissingDependency this machine lacks something: Java, jars, a Python package
+    ├── ConfigError        settings are missing, unknown or wrong; has a sentence for each (exit code 2)
+    ├── StampError         a stamp, pid or producer setting that would break replay filtering
+    ├── BrokerError        Kafka can't be reached, or refuses a request
+    ├── CheckpointError    the checkpoint can't be used: other shards, other keys, or lost offsets
+    ├── RegistryError      the schema registry can't be reached, or refuses a request
+    ├── DeliveryError      a lane can't deliver its part of a batch, or a producer its records
+    ├── WatermarkError     the watermark server can't run, can't be reached, or refuses a request
+    ├── SparkLost          Spark's JVM has ended or hangs: this process can't continue, a new one can
+    └── MissingDependency  Java, jars or a Python package is missing on this machine
 
-Each message is one sentence that says what, where and which value, and then a remedy.
+Each message says what is wrong, where, and with which value, and then how to fix it.
 """
 
 from __future__ import annotations
 
-LANE_NOTE = "replayfilter.lane="  # begins the note of a DeliveryError that names its lane
+LANE_NOTE = "replayfilter.lane="  # prefix of the note with the lane of a DeliveryError
 
 
 class ReplayfilterError(Exception):
-    """The base of all of them; ``except ReplayfilterError`` catches whatever is ours."""
+    """The base class: ``except ReplayfilterError`` catches all of these errors."""
 
 
 class ConfigError(ReplayfilterError):
-    """Settings are wrong; ``errors`` holds one sentence for each, with its path, value and remedy."""
+    """Settings are wrong; ``errors`` has a sentence for each, with its path, its value and the remedy."""
 
     def __init__(self, errors: list[str]) -> None:
         self.errors = errors
@@ -32,23 +32,23 @@ class ConfigError(ReplayfilterError):
 
 
 class StampError(ReplayfilterError):
-    """A stamp, a producer id or a producer's setting that would break replay filtering."""
+    """A stamp, a pid or a producer setting would break replay filtering."""
 
 
 class BrokerError(ReplayfilterError):
-    """Kafka can't be reached, or refuses what is asked of it."""
+    """Kafka can't be reached, or refuses a request."""
 
 
 class RegistryError(ReplayfilterError):
-    """The schema registry can't be reached, or refuses what is asked; nothing is decided without it."""
+    """The schema registry can't be reached, or refuses a request; no record is decided without it."""
 
 
 class CheckpointError(ReplayfilterError):
-    """The checkpoint can't be used as it is."""
+    """The checkpoint can't be used."""
 
 
 class DeliveryError(ReplayfilterError):
-    """A lane could not deliver its part of a batch, or a producer its records: go back and try again.
+    """A lane can't deliver its part of a batch, or a producer its records: go back and try again.
 
     ``lane`` is the number of the lane, None if it is not known or the error is not a lane's. Spark passes an
     error of a task to the driver only as the text of its traceback. So the lane is also a note, which is a
@@ -63,12 +63,12 @@ class DeliveryError(ReplayfilterError):
 
 
 class WatermarkError(ReplayfilterError):
-    """The watermark server can't run, can't be reached, or refuses what is asked of it."""
+    """The watermark server can't run, can't be reached, or refuses a request."""
 
 
 class SparkLost(ReplayfilterError):
-    """Spark's JVM has ended under the service, so this process can't go on."""
+    """Spark's JVM has ended or hangs, so this process can't continue."""
 
 
 class MissingDependency(ReplayfilterError):
-    """This machine lacks something that the command needs."""
+    """Something that the command needs is missing on this machine."""

@@ -1,4 +1,4 @@
-"""Canonical keys: pinned bytes, the equalities that are meant, and no others."""
+"""Canonical keys: pinned bytes, and which keys are equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from replayfilter.core.digest import MISSING, digest_key, digest_keys, encode_key
 
-# Old checkpoints hold these digests: a change here is a change of the state's format.
+# Checkpoints have these digests: a change here is a change of the state format.
 PINNED: list[tuple[list[Any], str, str]] = [
     (["a"], "73 00000001 61", "9b6a5d16aa9ab361e82adcd458c05f63"),
     ([1], "69 0000000000000001", "2b97bfbcbcd9609a8d5152cb965360a9"),
@@ -59,11 +59,11 @@ SAME: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("group", SAME, ids=str)
-def test_equal_values_written_differently_are_one_key(group: list[Any]) -> None:
+def test_equal_values_in_different_notations_are_one_key(group: list[Any]) -> None:
     assert len({encode_key([value]) for value in group}) == 1
 
 
-def test_everything_else_differs() -> None:
+def test_all_other_keys_differ() -> None:
     keys: list[list[Any]] = [[group[0]] for group in SAME]
     keys += [["a", "bc"], ["ab", "c"], ["abc"], [["a", "bc"]], ["1"], [b"1"], [True], [None], [MISSING], [""]]
     keys += [[], [[]], [{}], [[[]]], [None, MISSING], [MISSING, None], [-1], [1.5], ["null"], [b""], [False]]
@@ -81,16 +81,16 @@ def test_deep_nesting_does_not_recurse() -> None:
     assert encode_key([deep]).endswith(encode_key(["leaf"]))
 
 
-def test_refuses_what_has_no_canonical_form() -> None:
+def test_values_without_a_canonical_form_are_refused() -> None:
     with pytest.raises(TypeError, match=r"can't hold set .*convert it"):
         encode_key([{1, 2}])
 
 
-def test_missing_stays_itself_through_pickle() -> None:
+def test_missing_is_the_same_object_after_pickling() -> None:
     assert pickle.loads(pickle.dumps(MISSING)) is MISSING
 
 
-def test_columns_are_digested_row_by_row() -> None:
+def test_digests_of_columns_are_those_of_their_rows() -> None:
     columns: list[list[Any]] = [["a", "ab", 1, None], ["bc", "c", MISSING, {"x": []}]]
     digests = digest_keys(columns)
     assert digests.dtype == np.uint64
@@ -126,7 +126,7 @@ values = st.recursive(
 
 @given(st.lists(values, max_size=4))
 def test_encoding_can_be_read_back(key: list[Any]) -> None:
-    """Bytes that can be read back into the key belong to no other key."""
+    """The bytes can be read back into the key, so they belong to no other key."""
     assert read_all(encode_key(key)) == [plain(value) for value in key]
 
 
@@ -137,7 +137,7 @@ def test_encodings_are_equal_only_for_equal_keys(one: list[Any], other: list[Any
 
 
 def plain(value: Any) -> Any:
-    """What a value means as a key, as comparable Python: kind and content."""
+    """A value as a comparable pair: its type in a key, and its content."""
     match value:
         case bool() | None:
             return ("constant", value)

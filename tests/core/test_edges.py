@@ -48,10 +48,10 @@ TUPLE_CASES: dict[str, Case] = {
     ),
     "also in a bucket that is not expired": (TUPLE, [[(1, 3), (2, 5)], [(9, 14), (1, 14), (2, 14)]], "UU UUD"),
     "equal keys in one batch": (TUPLE, [[(1, 5), (1, 5), (1, 6)]], "UDD"),
-    "equal keys in two partitions of one batch: the lower is first": (TUPLE, [[(1, 5, 1), (1, 5, 0)]], "DU"),
+    "equal keys in two partitions: the lower is first": (TUPLE, [[(1, 5, 1), (1, 5, 0)]], "DU"),
     "equal keys in two batches": (TUPLE, [[(1, 5, 1)], [(1, 5, 0)]], "U D"),
     "equal times at a bucket's edges": (TUPLE, [[(1, 2), (1, 3), (2, 3), (2, 2)]], "UDUD"),
-    "the latest point of other partitions counts from the next batch on": (
+    "other partitions count from the next batch on": (
         TUPLE, [[(1, 100, 0), (2, 5, 1)], [(3, 90, 1), (4, 91, 1)]], "UU XU",
     ),
     "negative times": (TUPLE, [[(1, -20), (1, -11), (2, -21), (3, -22)]], "UDXX"),
@@ -66,7 +66,7 @@ ORDERED_CASES: dict[str, Case] = {
     "without max_jump any step is allowed": (ORDERED, [[(1, 0), (2, 2**40)], [(3, 1)]], "UU X"),
     "the first key is never a jump": (STEPS, [[(1, 2**40), (2, 2**40 + 5)]], "UU"),
     "a step of max_jump is no jump": (STEPS, [[(1, 0), (2, 5), (3, 11)]], "UUJ"),
-    "records after a jump are compared with the point before it": (STEPS, [[(1, 0), (2, 99), (3, 1), (3, 6)]], "UJUD"),
+    "a jump doesn't advance the latest point": (STEPS, [[(1, 0), (2, 99), (3, 1), (3, 6)]], "UJUD"),
     "a jump leaves no key behind": (STEPS, [[(1, 0), (2, 99), (2, 3)]], "UJU"),
     "a rise in small steps is no jump": (STEPS, [[(1, 0), (2, 5), (3, 10), (4, 15), (5, 5)]], "UUUUX"),
     "across batches": (STEPS, [[(1, 0)], [(2, 6)], [(3, 5)], [(2, 6)]], "U J U U"),

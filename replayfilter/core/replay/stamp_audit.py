@@ -1,48 +1,94 @@
-"""What a sample of a stamped topic tells: sources, gaps, replays, and what makes replay filtering go wrong.
+"""An audit of the stamps in a sample of a topic: sources, gaps, replays, and what breaks replay filtering.
 
-Give it each partition's records in their order. What it can tell apart, for the records of one source:
+A replay filter drops every record at or below the mark of its source. That is right for replays and loses
+records otherwise, so the audit looks for signs of the other cases. Give it the records of each partition in
+their order. For the records of one source it distinguishes:
 
-- *replay*: an offset at or below the mark that was in the sample before, or lies before the sample's first;
-- *out of order*: one at or below the mark that was not there before. A filter drops it: a record is lost;
-- *two writers*: a job that starts again climbs from where it went back up to its mark, and then on. Where
-  the offsets jump from below the mark over it, again and again, two jobs write side by side with one pid;
-- *no stamp though 20 bytes long*: source partitions are small and never negative, offsets never negative.
-  Of random bytes, such as a SHA-1, one in 8,000 looks like that.
+- *replay*: an offset at or below the mark that occurred before in the sample, or is below the sample's first
+  offset;
+- *out of order*: an offset at or below the mark that did not occur before. A filter drops this record, and
+  it is lost;
+- *two writers*: a job that starts again goes back, rises to the mark, and then on above it. If the offsets
+  jump from below the mark to above it again and again, two jobs write side by side with one pid;
+- *not a stamp, though 20 bytes long*: source partitions are small, and neither partitions nor offsets are
+  negative. Of random bytes, such as a SHA-1, one in 8,000 passes this check.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from replayfilter.core.stamp import Stamp
 
-PARTITIONS_MAX = 1_000_000  # a source partition above this is none: no topic has so many
-JUMPS_MAX = 3  # one takeover by a second instance may look like a jump; more are two writers
-MANY_RETURNS = 5  # with this many steps back, and replays being this share of the records, either two jobs
-REPLAYED_MOST = 0.4  # write in step, or one crashes all the time
+MAX_PARTITION = 1_000_000  # no topic has more partitions, so a larger number is not from a stamp
+MIN_JUMPS = 3  # fewer may come from one takeover by a second instance of a job
+# From this many steps back on, and with more than this share of replays, either two jobs write in step or
+# one job crashes all the time.
+MIN_RETURNS = 5
+MIN_REPLAYED = 0.4
+SHOWN_SOURCES = 3  # a warning names this many sources
+
+Source = tuple[int, int]  # pid and source partition
+
+
+class WarningKind(Enum):
+    """Kinds of warnings."""
+
+    NOT_STAMPS = auto()
+    UNSTAMPED = auto()
+    TWO_WRITERS = auto()
+    OUT_OF_ORDER = auto()
+    SEVERAL_PARTITIONS = auto()
+
+
+_ABOUT_SOURCES = {  # what is wrong with a source, and the remedy; in the order of the warnings
+    WarningKind.TWO_WRITERS: (
+        "two jobs seem to write side by side with the same pid, so that the records of the slower one are "
+        "dropped as replays and lost (or one job crashes all the time); give each job its own name in its "
+        "pid, and stop second instances"
+    ),
+    WarningKind.OUT_OF_ORDER: (
+        "offsets out of order, which the filter drops as replays; write the records of a source in source "
+        "order, with an idempotent producer and acks=all"
+    ),
+    WarningKind.SEVERAL_PARTITIONS: (
+        "records in more than one partition, where their order is not kept; write to partition *source "
+        "partition % partitions*, and let readers reach the end before a topic gets more partitions"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditWarning:
+    """Something that breaks replay filtering: its kind, a sentence, and the sources it is about."""
+
+    kind: WarningKind
+    message: str
+    sources: tuple[Source, ...] = ()
 
 
 @dataclass(slots=True)
 class SourceAudit:
-    """One source, a pair of pid and source partition, in the sample."""
+    """The records of one source in the sample."""
 
     records: int = 0
     first: int = 0
     mark: int = 0
     gaps: int = 0
-    missing: int = 0  # offsets that the gaps leave out
+    missing: int = 0  # offsets in the gaps
     replays: int = 0
-    returns: int = 0  # times that the offset went back, or stayed
+    returns: int = 0  # how often the offset went back, or stayed
     out_of_order: int = 0
-    jumps: int = 0  # from below the mark over it
+    jumps: int = 0  # from below the mark to above it
     partitions: set[int] = field(default_factory=set)
     _last: int = 0
-    _starts: list[int] = field(default_factory=list)  # stretches of offsets seen, ascending
+    _starts: list[int] = field(default_factory=list)  # ranges of offsets that occurred, ascending
     _ends: list[int] = field(default_factory=list)
 
     def add(self, partition: int, offset: int) -> None:
-        """The next record."""
+        """Add the next record."""
         self.partitions.add(partition)
         self.records += 1
         if self.records == 1:
@@ -60,51 +106,54 @@ class SourceAudit:
             self.mark = offset
         else:
             self.returns += offset <= self._last
-            if offset < self.first or self._saw(offset):
+            if offset < self.first or self._occurred(offset):
                 self.replays += 1
             else:
                 self.out_of_order += 1
-                self._fill(offset)
+                self._insert(offset)
         self._last = offset
 
     @property
     def two_writers(self) -> bool:
         """Whether two jobs seem to write this source side by side."""
-        in_step = self.returns >= MANY_RETURNS and self.replays > REPLAYED_MOST * self.records
-        return self.jumps >= JUMPS_MAX or in_step
+        in_step = self.returns >= MIN_RETURNS and self.replays > MIN_REPLAYED * self.records
+        return self.jumps >= MIN_JUMPS or in_step
 
-    def _saw(self, offset: int) -> bool:
+    def _occurred(self, offset: int) -> bool:
         at = bisect_right(self._starts, offset) - 1
         return at >= 0 and offset <= self._ends[at]
 
-    def _fill(self, offset: int) -> None:
+    def _insert(self, offset: int) -> None:
         at = bisect_right(self._starts, offset)
         self._starts.insert(at, offset)
         self._ends.insert(at, offset)
 
 
 class StampAudit:
-    """A sample of a topic; ``stamped``, ``unstamped`` and ``unlikely`` count its records.
+    """The audit of a sample of a topic.
 
-    >>> survey = StampAudit()
+    ``sources``: the audit of each source. ``stamped``, ``unstamped``, ``unlikely``: how many records have a
+    stamp, have none, and have 20 bytes that are no stamp.
+
+    >>> audit = StampAudit()
     >>> for offset in (1, 2, 3, 2, 3, 4):
-    ...     survey.add(0, Stamp(7, 0, offset).to_bytes())
-    >>> survey.sources[7, 0].replays, survey.warnings()
+    ...     audit.add(0, Stamp(7, 0, offset).to_bytes())
+    >>> audit.sources[7, 0].replays, audit.warnings()
     (2, [])
     """
 
     def __init__(self) -> None:
-        self.sources: dict[tuple[int, int], SourceAudit] = {}
+        self.sources: dict[Source, SourceAudit] = {}
         self.stamped = 0
         self.unstamped = 0
         self.unlikely = 0
 
-    def add(self, partition: int, blob: bytes | None) -> None:
-        """The next record of a partition; ``blob`` is what stands where the stamp should be."""
-        stamp = Stamp.from_bytes(blob)
+    def add(self, partition: int, value: bytes | None) -> None:
+        """Add the next record of a partition; ``value``: the key or header that should have the stamp."""
+        stamp = Stamp.from_bytes(value)
         if stamp is None:
             self.unstamped += 1
-        elif not (0 <= stamp.partition < PARTITIONS_MAX and stamp.offset >= 0):
+        elif not (0 <= stamp.partition < MAX_PARTITION and stamp.offset >= 0):
             self.unlikely += 1
         else:
             self.stamped += 1
@@ -113,44 +162,43 @@ class StampAudit:
                 source = self.sources[stamp[:2]] = SourceAudit()
             source.add(partition, stamp.offset)
 
-    def warnings(self) -> list[str]:
-        """What will go wrong, a sentence each with the remedy; replays and gaps are no faults."""
+    def warnings(self) -> list[AuditWarning]:
+        """Everything that breaks replay filtering. Replays and gaps don't."""
         found = []
         if self.unlikely:
-            found.append(
-                f"{self.unlikely:,} records have 20 bytes where the stamp should be that are none (its "
-                "partition or offset is negative or huge), such as a SHA-1: each would count as a source of "
-                "its own, the second of two equal ones as a replay, so that records are lost; stamp in the "
-                'header (input.stamp = "header"), or set "none" if nobody stamps'
+            message = (
+                f"{self.unlikely:,} records have 20 bytes where the stamp should be, but not a stamp (the "
+                "partition or offset is negative or huge), for example a SHA-1: each value would count as a "
+                "source of its own, and the second of two equal values as a replay, so records are lost; "
+                'stamp in the header (input.stamp = "header"), or set "none" if nothing is stamped'
             )
+            found.append(AuditWarning(WarningKind.NOT_STAMPS, message))
         if self.unstamped and self.stamped:
-            found.append(
+            message = (
                 f"{self.unstamped:,} of {self.unstamped + self.stamped:,} records have no stamp: their "
-                "replays pass; let every job that writes the topic stamp"
+                "replays pass; stamp the records in every job that writes to the topic"
             )
-        for name, told in self._of_sources().items():
-            if told:
-                more = f" and {len(told) - 3} more" if len(told) > 3 else ""
-                found.append(f"{', '.join(told[:3])}{more}: {name}")
-        return found
+            found.append(AuditWarning(WarningKind.UNSTAMPED, message))
+        return found + self._source_warnings()
 
-    def _of_sources(self) -> dict[str, list[str]]:
-        kinds: dict[str, list[str]] = {
-            "two jobs seem to write side by side with the same pid, so that the records of the slower "
-            "one are taken for replays and lost (or one job crashes all the time); give each job a name of "
-            "its own in its pid, and stop second instances": [],
-            "offsets out of order, which the filter takes for replays and drops; write the records of a "
-            "source in source order, with an idempotent producer and acks=all": [],
-            "records in more than one partition, where their order is not kept; write to partition *source "
-            "partition % partitions*, and let readers reach the end before a topic gets more": [],
-        }
-        writers, disorder, spread = kinds.values()
+    def _source_warnings(self) -> list[AuditWarning]:
+        """One warning per kind, about all of its sources."""
+        described: dict[WarningKind, dict[Source, str]] = {kind: {} for kind in _ABOUT_SOURCES}
         for (pid, partition), source in sorted(self.sources.items()):
             name = f"source {pid}/{partition}"
             if source.two_writers:
-                writers.append(name)
+                described[WarningKind.TWO_WRITERS][pid, partition] = name
             elif source.out_of_order:
-                disorder.append(f"{name} ({source.out_of_order:,} records)")
+                text = f"{name} ({source.out_of_order:,} records)"
+                described[WarningKind.OUT_OF_ORDER][pid, partition] = text
             if len(source.partitions) > 1:
-                spread.append(f"{name} (partitions {', '.join(map(str, sorted(source.partitions)))})")
-        return kinds
+                text = f"{name} (partitions {', '.join(map(str, sorted(source.partitions)))})"
+                described[WarningKind.SEVERAL_PARTITIONS][pid, partition] = text
+        found = []
+        for kind, texts in described.items():
+            if texts:
+                shown = list(texts.values())[:SHOWN_SOURCES]
+                more = f" and {len(texts) - SHOWN_SOURCES} more" if len(texts) > SHOWN_SOURCES else ""
+                message = f"{', '.join(shown)}{more}: {_ABOUT_SOURCES[kind]}"
+                found.append(AuditWarning(kind, message, tuple(texts)))
+        return found

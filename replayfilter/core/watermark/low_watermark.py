@@ -125,7 +125,11 @@ class LowWatermark:
             keep = np.ones(len(self.names), np.bool_)
             keep[[self._index[name] for name in gone]] = False
             self.names = [name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept]
-            self.progress, self.idle, self.partition = self.progress[keep], self.idle[keep], self.partition[keep]
+            self.progress, self.idle, self.partition = (
+                self.progress[keep],
+                self.idle[keep],
+                self.partition[keep],
+            )
             self._index = {name: at for at, name in enumerate(self.names)}
         return gone
 
@@ -137,11 +141,14 @@ class LowWatermark:
         return np.fromiter((get(name, -1) for name in names), np.intp, len(names))
 
     def advance(
-        self, names: Sequence[str], times: Sequence[int] | NDArray[np.int64], partition: int = NO_PARTITION
+        self,
+        names: Sequence[str],
+        times: Sequence[int] | NDArray[np.int64],
+        partition: int = NO_PARTITION,
     ) -> AdvanceResult:
-        """Record the times that origins have reached, as seen in ``partition``.
+        """Take in the times that origins have reached, as seen in ``partition``.
 
-        Times that are not later than the progress change nothing. An origin that advances is no longer idle.
+        A time that is not above the progress changes nothing. An origin that advances is no longer idle.
         """
         at, given = self.find(names), np.asarray(times, np.int64)
         known = at >= 0

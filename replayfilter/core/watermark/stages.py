@@ -18,7 +18,7 @@ from replayfilter.core.clock.units import UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class Lows:
-    """The watermarks of a stage: nothing older than ``input`` comes in, nothing older than ``output`` goes out."""
+    """The watermarks of a stage: nothing older than ``input`` comes in, or than ``output`` goes out."""
 
     input: int = UNKNOWN
     output: int = UNKNOWN

@@ -41,7 +41,7 @@ def doctor(
     )
     if audit.sources:
         console.print(_table(audit))
-    warnings = audit.warnings()
+    warnings = [warning.message for warning in audit.warnings()]
     if total and not audit.stamped and not audit.unlikely:
         other = "header" if stamp == "key" else "key"
         warnings = [f"no record has a stamp in the {where}; try --stamp {other}, or stamp the records"]

@@ -1,4 +1,4 @@
-"""The low watermark of a roster, held against a naive sort in rational arithmetic."""
+"""The low watermark of a roster, compared with a naive sort in rational arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARES = ["1", "1.0", "0.999", "0.9990", "0.99", "0.9", "0.5", "0.3", "0.1", "0.
 
 
 def naive(progress: list[int], share: str) -> int:
-    """The rule as the design says it, with a sort and no rounding anywhere."""
+    """The rule itself, with a sort and without rounding."""
     k = Fraction(len(progress)) * (1 - Fraction(share))
     return sorted(progress)[k.numerator // k.denominator]
 
@@ -33,17 +33,17 @@ def test_how_many_may_lag_is_exact_for_every_number_of_origins(share: str) -> No
         assert completeness.may_lag(origins) < origins
 
 
-def test_the_design_s_numbers() -> None:
+def test_known_numbers_that_floats_get_wrong() -> None:
     assert [Completeness("0.999").may_lag(n) for n in (10_000, 6_000, 500)] == [10, 6, 0]
-    # With binary fractions 1 - 0.9 is a little below a tenth, and ten origins have none that may lag.
+    # As a float 1 - 0.9 is a little below 0.1, so of ten origins none could lag.
     wrong = [n for n in range(1, 10_001) if int(n * (1 - 0.9)) != Completeness("0.9").may_lag(n)]
-    assert wrong, "then floats would do"
+    assert wrong, "floats would be right"
 
 
 @pytest.mark.parametrize(
     "text", ["0", "0.0", "1.1", "1.0001", "2", "-0.5", "99.9", ".5", "0.5 ", "", "1e-3", "0,9"]
 )
-def test_what_is_no_share_is_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"0\.999"):
         Completeness(text)
 
@@ -98,7 +98,7 @@ def test_ten_of_ten_thousand_may_lag_and_the_eleventh_holds() -> None:
     low = LowWatermark("0.999", hosts)
     assert low.settle() == UNKNOWN
     low.advance(hosts[11:], [1_000] * 9_989)
-    assert low.settle() == UNKNOWN, "eleven were never heard of"
+    assert low.settle() == UNKNOWN, "eleven have no progress"
     assert low.missing(1_000) == 1
     low.advance([hosts[10]], [1_000])
     assert low.settle() == 1_000
@@ -107,7 +107,7 @@ def test_ten_of_ten_thousand_may_lag_and_the_eleventh_holds() -> None:
     assert low.settle() == 2_000
     low.advance(hosts[11:], [3_000] * 9_989)
     assert low.settle() == 2_000, "the eleventh, at 2,000, holds it"
-    low.remove([hosts[3]])  # now 9,999 are left, of which only nine may lag, and nine do
+    low.remove([hosts[3]])  # of the 9,999 left nine may lag, and nine do
     assert low.settle() == 2_000
 
 
@@ -117,7 +117,7 @@ def test_it_never_goes_back() -> None:
     assert low.settle() == 10
     low.add(["new"])
     assert low.settle() == 10
-    low.advance(["new", "a"], [3, 5])  # a newcomer from the past, and a report that comes late
+    low.advance(["new", "a"], [3, 5])  # a new origin with an old time, and a late report
     assert low.settle() == 10
     assert low.progress.tolist() == [10, 20, 3]
     restored = LowWatermark("1", ["a", "b", "new"], low=low.low)
@@ -131,13 +131,13 @@ def test_silence_is_not_idleness_but_a_declaration_is() -> None:
     assert low.settle() == 10
     assert low.declare_idle(["a", "stranger"]) == ["stranger"]
     assert low.settle() == 10**6
-    low.advance(["a"], [9])  # an old report, delayed on its way, makes nobody active
+    low.advance(["a"], [9])  # an old report makes no origin active
     assert low.idle.tolist() == [True, False]
     low.advance(["a"], [11])  # a new one does
     low.advance(["b"], [2 * 10**6])
     assert low.settle() == 10**6
     low.declare_idle(["a", "b"])
-    assert low.settle() == 10**6, "with nobody active it stays"
+    assert low.settle() == 10**6, "without active origins it stays"
 
 
 def test_idle_origins_do_not_count_among_those_that_may_lag() -> None:
@@ -150,7 +150,7 @@ def test_idle_origins_do_not_count_among_those_that_may_lag() -> None:
     assert low.settle() == 100, "one of ten may, and two do"
 
 
-def test_a_drained_partition_counts_only_if_asked_for_and_only_for_origins_seen_there() -> None:
+def test_a_caught_up_partition_makes_its_origins_idle_only_if_asked_for() -> None:
     for asked in (True, False):
         low = LowWatermark("1", ["a", "b", "c"], idle_when_caught_up=asked)
         low.advance(["a"], [10], partition=0)
@@ -160,12 +160,12 @@ def test_a_drained_partition_counts_only_if_asked_for_and_only_for_origins_seen_
         assert low.settle() == (40 if asked else 10)
         low.set_caught_up(0, False)
         low.advance(["b", "c"], [90, 90], partition=1)
-        assert low.settle() == (40 if asked else 10), "there is something to read again"
+        assert low.settle() == (40 if asked else 10), "there are records to read again"
     low = LowWatermark("1", ["a", "b"], idle_when_caught_up=True)
     low.advance(["a"], [10], partition=0)
     low.set_caught_up(0, True)
     assert low.partition.tolist() == [0, NO_PARTITION]
-    assert low.settle() == UNKNOWN, "b was never heard of, so nobody knows where its records would be"
+    assert low.settle() == UNKNOWN, "b has no progress, and its partition is not known"
 
 
 def test_the_ends_of_int64() -> None:

@@ -1,4 +1,4 @@
-"""The stage table: lows of inputs and outputs along the graph."""
+"""The graph of stages: input and output lows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_join_waits_for_the_slower_input() -> None:
     assert (stages.upstream_low("join"), stages.upstream_low("left")) == (30, None)
 
 
-def test_what_a_stage_knows_itself_counts_beside_its_upstream() -> None:
+def test_the_own_bound_of_a_stage_counts_too() -> None:
     stages = Stages({"a": [], "b": ["a"]})
     stages.settle({"a": 100, "b": 40}, {})
     assert stages.lows["b"] == Lows(40, 40)
@@ -39,19 +39,19 @@ def test_neither_low_goes_back() -> None:
     stages.settle({"a": 20}, {"b": 3})
     assert stages.lows["b"] == Lows(50, 45)
     stages.settle({"a": 60}, {"b": 3})
-    assert stages.lows["b"] == Lows(60, 45), "old work that turns up later holds the output where it is"
+    assert stages.lows["b"] == Lows(60, 45), "old work that appears later doesn't move the output back"
 
 
 @pytest.mark.parametrize(
-    ("upstream", "said"),
+    ("upstream", "message"),
     [
         ({"a": ["a"]}, "a -> a"),
-        ({"a": ["c"], "b": ["a"], "c": ["b"], "d": []}, "circle: "),
+        ({"a": ["c"], "b": ["a"], "c": ["b"], "d": []}, "cycle: "),
         ({"a": ["z"]}, '"a" reads "z"'),
     ],
 )
-def test_a_circle_or_an_unknown_stage_is_refused(upstream: dict[str, list[str]], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_cycle_or_an_unknown_stage_is_refused(upstream: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Stages(upstream)
 
 
@@ -67,7 +67,7 @@ def test_random_graphs_agree_with_the_definition(seed: int) -> None:
         oldest = {name: rng.randint(0, 100) for name in names if rng.random() < 0.4}
         stages.settle(own, oldest)
         after: dict[str, tuple[int, int]] = {}
-        for name in names:  # made in an order in which upstream stages come first
+        for name in names:  # upstream stages come first in this list
             bounds = [after[each][1] for each in upstream[name]] + ([own[name]] if name in own else [])
             into = max(before[name][0], min(bounds) if bounds else UNKNOWN)
             out = into if name not in oldest else min(into, oldest[name])

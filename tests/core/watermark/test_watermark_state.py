@@ -1,4 +1,4 @@
-"""The low watermark within a service: news of runs, the same in every shard, and the clock that uses it."""
+"""The low watermark in a service: observations, equal state in every shard, and the clock that uses it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkRules, WatermarkState, observe
 from tests.support.core_run import MemoryStore
+from tests.support.observations import observation
 
 S = 10**6
 
 
-def observation(low: int = UNKNOWN, **origins: int) -> Observation:
-    return Observation(tuple(origins), np.array(list(origins.values()), np.int64), low)
-
-
-def frames_of(partition: int, first: int, ts: list[int], said: Observation, shards: int = 2) -> list[Frame]:
-    """A run of records with ids of their own; expiry keys in seconds."""
+def frames_of(partition: int, first: int, ts: list[int], observed: Observation, shards: int = 2) -> list[Frame]:
+    """The frames of a chunk of records with different keys; expiry keys in seconds."""
     rows = np.arange(len(ts), dtype=np.uint32)
     digests = np.array([[first, first + row] for row in range(len(ts))], np.uint64).reshape(-1, 2)
     cut = cut_frames(
         "t", partition, first, stamps=None, expiry=np.array(ts, np.int64), digests=digests, rows=rows,
-        future=None, shards=shards, observation=said,
+        future=None, shards=shards, observation=observed,
     )  # fmt: skip
     return [Frame.from_bytes(frame.to_bytes()) for frame in cut.frames]
 
@@ -46,7 +43,7 @@ def rules_of(watermark: WatermarkRules, clock: Clock = Clock.WATERMARK) -> Rules
     return Rules(replay=False, clock=clock, period=10, span=1, unit="s", watermark=watermark)
 
 
-def test_a_batch_is_decided_by_the_watermark_before_it() -> None:
+def test_a_batch_is_decided_with_the_watermark_before_it() -> None:
     rules = rules_of(WatermarkRules(("a", "b")))
     state = ShardState.empty()
     store = MemoryStore()
@@ -55,12 +52,12 @@ def test_a_batch_is_decided_by_the_watermark_before_it() -> None:
     assert first.state.watermark is not None
     assert first.state.watermark.low == 90 * S
     second = decide(frames_of(0, 3, [80, 81], observation(a=300 * S), 1), rules, first.state, store)
-    assert second.low == 90 * S, "what this batch brings doesn't count yet"
+    assert second.low == 90 * S, "observations of this batch don't count yet"
     assert second.routes[0].codes.tolist() == [Route.EXPIRED, Route.UNIQUE], "90 - 80 >= 10, 90 - 81 is not"
     assert second.state.latest == 90
 
 
-def test_the_largest_expiry_key_moves_nothing_with_this_clock() -> None:
+def test_with_this_clock_expiry_keys_do_not_move_the_latest_point() -> None:
     rules = rules_of(WatermarkRules(("a",)))
     batch = decide(
         frames_of(0, 0, [10**6, 1], Observation((), np.zeros(0, np.int64))), rules, ShardState.empty()
@@ -70,7 +67,7 @@ def test_the_largest_expiry_key_moves_nothing_with_this_clock() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_shard_knows_the_same_and_a_retry_answers_the_same(seed: int) -> None:
+def test_every_shard_has_the_same_watermark_and_so_has_a_second_attempt(seed: int) -> None:
     rng = random.Random(seed)
     hosts = [f"h{number}" for number in range(rng.randint(1, 30))]
     share = rng.choice(["1", "0.9", "0.5"])
@@ -78,50 +75,49 @@ def test_every_shard_knows_the_same_and_a_retry_answers_the_same(seed: int) -> N
     states, stores, lows = [ShardState.empty()] * 2, [MemoryStore(), MemoryStore()], []
     seen = dict.fromkeys(hosts, UNKNOWN)
     for number in range(12):
-        runs = []
+        chunks = []
         for partition in range(3):
             chosen = rng.sample(hosts, rng.randint(0, len(hosts)))
             origins = {host: (rng.randint(0, 50) + number * 10) * S for host in chosen}
             for host, time in origins.items():
                 seen[host] = max(seen[host], time)
-            runs.append(frames_of(partition, number * 10, [1, 2], observation(stranger=10**15, **origins)))
-        shards = [[run[shard] for run in runs] for shard in range(2)]
-        tries = []
+            chunks.append(frames_of(partition, number * 10, [1, 2], observation(stranger=10**15, **origins)))
+        shards = [[chunk[shard] for chunk in chunks] for shard in range(2)]
+        attempts = []
         for _ in range(2):
             copies = [MemoryStore(store) for store in stores]
             parts = zip(shards, states, copies, strict=True)
-            tries.append([decide(rng.sample(run, 3), rules, state, store) for run, state, store in parts])
-        (batches, again), stores = tries, copies
+            attempts.append([decide(rng.sample(own, 3), rules, state, store) for own, state, store in parts])
+        (batches, again), stores = attempts, copies
         assert [each.state.to_bytes() for each in batches] == [each.state.to_bytes() for each in again]
         states = [batch.state for batch in batches]
         assert len({batch.low for batch in batches}) == 1
-        tides = [state.watermark for state in states if state.watermark is not None]
-        assert tides[0].low == tides[1].low
-        assert dict(tides[0].progress) == dict(tides[1].progress)
-        assert {h: t for h, t in seen.items() if t != UNKNOWN} == dict(tides[0].progress)
-        lows.append(tides[0].low)
+        watermarks = [state.watermark for state in states if state.watermark is not None]
+        assert watermarks[0].low == watermarks[1].low
+        assert dict(watermarks[0].progress) == dict(watermarks[1].progress)
+        assert {h: t for h, t in seen.items() if t != UNKNOWN} == dict(watermarks[0].progress)
+        lows.append(watermarks[0].low)
         exact = sorted(seen.values())[{"1": 0, "0.9": len(hosts) // 10, "0.5": len(hosts) // 2}[share]]
-        assert tides[0].low == max(exact, *lows)
+        assert watermarks[0].low == max(exact, *lows)
     assert lows == sorted(lows)
 
 
-def test_without_a_roster_it_is_the_smallest_that_the_input_partitions_brought() -> None:
+def test_without_a_roster_it_is_the_smallest_that_input_partitions_carry() -> None:
     rules, watermark = WatermarkRules(None, partitions={"t": 2, "u": 1}), WatermarkState()
-    none: list[tuple[tuple[str, int], Observation]] = []
     watermark = watermark.after([(("t", 0), observation(50)), (("t", 1), observation(70))], rules)
-    assert watermark.low == UNKNOWN, "u has brought none"
+    assert watermark.low == UNKNOWN, "u has carried none"
     watermark = watermark.after([(("u", 0), observation(60))], rules)
     assert watermark.low == 50
     watermark = watermark.after(
         [(("t", 0), observation(40)), (("t", 0), observation(90)), (("u", 0), observation())], rules
     )
     assert watermark.low == 60
-    assert watermark.after(none, rules) == watermark
+    assert watermark.after([], rules) == watermark
     restored = WatermarkState.restore(watermark.columns(), watermark.meta())
     assert (restored.low, dict(restored.lows)) == (60, dict(watermark.lows))
 
 
-def test_a_roster_that_changes_never_makes_it_go_back() -> None:
+def test_it_does_not_go_back_when_the_roster_changes() -> None:
     watermark = WatermarkState().after([(("t", 0), observation(a=5, b=9))], WatermarkRules(("a", "b")))
     watermark = watermark.after([(("t", 0), observation(new=1))], WatermarkRules(("a", "b", "new")))
     assert watermark.low == 5
@@ -129,12 +125,12 @@ def test_a_roster_that_changes_never_makes_it_go_back() -> None:
     assert (watermark.low, dict(watermark.progress)) == (9, {"b": 9, "new": 20})
 
 
-def test_origins_are_texts_bytes_or_whole_numbers() -> None:
-    said = observe(["a", b"a", 7, True, None, "", 1.5], np.arange(7), 3)
-    assert (said.origins, said.times.tolist(), said.carried) == (("a", "7"), [1, 2], 3)
+def test_origins_are_texts_bytes_or_integers() -> None:
+    observed = observe(["a", b"a", 7, True, None, "", 1.5], np.arange(7), 3)
+    assert (observed.origins, observed.times.tolist(), observed.carried) == (("a", "7"), [1, 2], 3)
 
 
-def test_without_a_watermark_state_and_frames_are_as_before() -> None:
+def test_without_a_watermark_state_and_frames_have_nothing_of_it() -> None:
     assert ShardState.from_bytes(ShardState.empty().to_bytes()).watermark is None
     rules = Rules(replay=False, unit="s", period=10, span=1)
     cut = cut_frames(
@@ -145,45 +141,41 @@ def test_without_a_watermark_state_and_frames_are_as_before() -> None:
     assert decide(cut.frames, rules, ShardState.empty()).state.watermark is None
 
 
-def test_an_idle_origin_counts_out_until_it_goes_ahead() -> None:
+def test_an_idle_origin_does_not_count_until_it_advances() -> None:
     both, none = WatermarkRules(("a", "b", "c")), WatermarkRules(("a", "b", "c"), idle=("c", "b"))
     watermark = WatermarkState().after([(("t", 0), observation(a=50, b=20))], both)
-    assert watermark.low == UNKNOWN, "c was never heard of"
+    assert watermark.low == UNKNOWN, "c has no progress"
     watermark = watermark.after([(("t", 0), observation(a=60))], none)
     assert (watermark.low, watermark.is_idle("b"), watermark.is_idle("c")) == (60, True, True)
     watermark = WatermarkState.restore(watermark.columns(), watermark.meta())
     watermark = watermark.after([(("t", 0), observation(a=70, b=20))], none)
-    assert (watermark.low, watermark.is_idle("b")) == (70, True), "what it had said before is nothing new"
+    assert (watermark.low, watermark.is_idle("b")) == (70, True), "old progress doesn't override the declaration"
     watermark = watermark.after([(("t", 0), observation(a=90, b=30))], none)
     assert (watermark.low, watermark.is_idle("b")) == (70, False), (
-        "it has returned, and never does it go back"
+        "b counts again, and the watermark doesn't go back"
     )
     watermark = watermark.after([(("t", 0), observation(a=95, b=80))], none)
     assert (watermark.low, watermark.is_idle("b"), watermark.is_idle("c")) == (80, False, True)
     watermark = watermark.after([(("t", 0), observation())], both).after(
         [(("t", 0), observation(a=99))], none
     )
-    assert (watermark.low, watermark.is_idle("b")) == (99, True), "declared anew, it counts out again"
+    assert (watermark.low, watermark.is_idle("b")) == (99, True), "b was declared idle again, so it doesn't count"
 
 
-def test_silence_makes_none_idle() -> None:
+def test_silence_makes_no_origin_idle() -> None:
     watermark = WatermarkState().after([(("t", 0), observation(a=1, b=1))], WatermarkRules(("a", "b")))
     for time in range(2, 50):
         watermark = watermark.after([(("t", 0), observation(a=time))], WatermarkRules(("a", "b")))
     assert watermark.low == 1
 
 
-def test_when_all_are_idle_it_stays() -> None:
+def test_when_all_origins_are_idle_it_stays() -> None:
     watermark = WatermarkState().after([(("t", 0), observation(a=1))], WatermarkRules(("a",)))
-    assert (
-        watermark.after(
-            [(("t", 0), observation(stranger=9))], WatermarkRules(("a",), idle=("a", "nobody"))
-        ).low
-        == 1
-    )
+    idle = WatermarkRules(("a",), idle=("a", "nobody"))
+    assert watermark.after([(("t", 0), observation(stranger=9))], idle).low == 1
 
 
-def test_a_state_of_before_there_were_idle_ones_can_be_read() -> None:
+def test_a_state_from_before_idle_origins_can_be_read() -> None:
     watermark = WatermarkState(3, {"a": 3})
     meta = watermark.meta()
     del meta["idle"]
