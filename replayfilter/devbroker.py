@@ -78,7 +78,7 @@ logger.client.name = org.apache.kafka.clients.NetworkClient
 logger.client.level = error
 """
 
-# Waits for the end of its input, which comes when the parent ends in whatever way, then kills the broker.
+# Reads its input until the parent ends, however that happens; then kills the broker and removes its folder.
 _WATCHDOG = (
     'cat >/dev/null; kill -9 "$1"; while kill -0 "$1"; do sleep 0.05; done; [ -z "$2" ] || rm -rf "$2"'
 )
@@ -171,7 +171,7 @@ class DevBroker:
     def kill(self) -> None:
         """Kill the broker with SIGKILL; its data are kept for `restart`."""
         watchdog, process, self._watchdog, self._java = self._watchdog, self._java, None, None
-        if watchdog is not None:  # before the broker: its id may then be given to another process
+        if watchdog is not None:  # first, because a process id may be used again once the broker has ended
             watchdog.kill()
             watchdog.communicate()
         if process is not None:
