@@ -1,1 +1,1 @@
-"""The low-watermark service: a table of stages and origins, kept by a server, fed by clients."""
+"""The low-watermark service: a server that keeps a table of stages and origins, and its clients."""

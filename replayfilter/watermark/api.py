@@ -1,6 +1,7 @@
-"""What clients and server say to each other: the bodies of requests and answers, as JSON objects.
+"""The bodies of requests and responses, which are JSON objects.
 
-Times are microseconds since the epoch; null stands for a time not known yet.
+Times are microseconds since the epoch; null means that a time is not known yet. The names of the fields are
+the wire format: where a name in Python differs, the field says so.
 """
 
 from __future__ import annotations
@@ -9,33 +10,34 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-NAMES = 100  # the most names in a list that is there for people to read
+MAX_NAMES = 100  # in a list that is meant for people
 
 Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Time = Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 
 
 class Laggards(Struct, forbid_unknown_fields=True):
-    """Which origins hold back a ``low`` that the client counts itself; no roster here need know them.
+    """Which origins hold back a ``low`` that the client computes itself. They need not be in a roster here.
 
-    ``lagging``: how many are at or behind it, ``may_lag`` of which may be. ``slowest``: the progress of the
-    worst, the slowest first, null for those never heard of. ``front``: the largest time counted.
+    ``lagging``: how many origins are at or behind ``low``. ``may_lag``: how many of them may be.
+    ``slowest``: the progress of some of them, the slowest first; null for an origin that sent nothing yet.
+    ``front``: the largest event time of all origins.
     """
 
     lagging: Annotated[int, Meta(ge=0)]
     may_lag: Annotated[int, Meta(ge=0)]
-    slowest: Annotated[dict[Name, Time | None], Meta(max_length=NAMES)]
+    slowest: Annotated[dict[Name, Time | None], Meta(max_length=MAX_NAMES)]
     front: Time | None = None
 
 
 class Report(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a client knows of one input partition of a stage. It replaces what was said of it before.
+    """The state of one input partition of a stage. It replaces the previous report of the partition.
 
-    ``low``: no record before this time is still to be read from the partition, if the client knows one;
-    ``oldest``: the event time of the oldest record read and not finished, null if all are;
-    ``backlog``: records left to read; ``origins``: the largest event time read from each;
-    ``idle``: origins that say of themselves that nothing will come until further notice; ``laggards``: what
-    holds ``low`` back.
+    ``low``: no record that is still unread is older than this; null if the client doesn't know such a time.
+    ``oldest``: the event time of the oldest record that is read but not finished; null if all are finished.
+    ``backlog``: how many records are left to read. ``origins``: the largest event time read from each origin.
+    ``idle``: origins that declare that they send nothing until further notice. ``laggards``: which origins
+    hold ``low`` back.
     """
 
     stage: Name
@@ -49,9 +51,9 @@ class Report(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Reports(Struct, forbid_unknown_fields=True):
-    """Reports of one client. Of two about a partition the one with the larger (session, sequence) counts.
+    """Reports of one client. Of two reports of a partition, the larger (session, sequence) counts.
 
-    ``session``: when the client started, in microseconds; ``sequence``: counts its requests.
+    ``session``: the time when the client started; ``sequence``: the number of the request.
     """
 
     session: Time
@@ -60,7 +62,7 @@ class Reports(Struct, forbid_unknown_fields=True):
 
 
 class StageLows(Struct):
-    """The watermarks of a stage, and the smallest output low of the stages it reads."""
+    """The low watermarks of a stage, and the smallest output low of its upstream stages."""
 
     input_low: int | None
     output_low: int | None
@@ -68,10 +70,10 @@ class StageLows(Struct):
 
 
 class Reported(Struct):
-    """The answer to reports, once they are on disk.
+    """The response to reports, sent once they are on disk.
 
-    ``unknown``: names that no roster has, at most 100 of them, ``unknown_count`` in all; ``stale``: how many
-    reports came too late, so that only their times counted.
+    ``unknown``: names that are in no roster, at most 100 of ``unknown_count``. ``stale``: how many reports
+    were older than what the server has; only their times were used.
     """
 
     stages: dict[str, StageLows]
@@ -81,7 +83,7 @@ class Reported(Struct):
 
 
 class PartitionState(Struct):
-    """What was last reported of an input partition of a stage."""
+    """The last report of an input partition of a stage."""
 
     partition: str
     low: int | None
@@ -90,13 +92,13 @@ class PartitionState(Struct):
     reported_us: int
 
 
-class Held(Struct):
-    """What keeps a stage's output low from going on.
+class HeldBack(Struct):
+    """What holds a stage's output low back.
 
-    ``by``: origins, of the roster or as a client told, partitions' watermarks, upstream stages, or unfinished
-    work in partitions; "nothing" if the stage knows nothing that could move it. ``names``: which, the slowest
-    first, at most 100; ``count``: how many in all. ``since_us``: when the output low last moved;
-    ``behind_us``: how far it is behind the largest time seen.
+    ``by``: origins (of the roster, or reported by a client), watermarks of partitions, upstream stages, or
+    unfinished work in partitions; "nothing" if nothing is known that could move it. ``names``: which of them,
+    the slowest first, at most 100 of ``count``. ``since_us``: when the output low last moved. ``behind_us``:
+    how far it is behind the largest event time seen.
     """
 
     by: Literal["origins", "partitions", "upstream", "work", "nothing"]
@@ -107,7 +109,7 @@ class Held(Struct):
 
 
 class StageState(Struct):
-    """A stage in the table. ``front``: the largest event time seen; ``faults``: of its roster file."""
+    """A stage in the table. ``front``: the largest event time seen. ``faults``: problems with its roster."""
 
     stage: str
     upstream: list[str]
@@ -121,12 +123,12 @@ class StageState(Struct):
     may_lag: int
     unknown_count: int
     partitions: list[PartitionState]
-    held: Held
-    faults: list[str]
+    held_back: HeldBack = field(name="held")
+    errors: list[str] = field(name="faults")
 
 
 class Table(Struct):
-    """All stages, and the global low watermark: nothing older comes out of any of them."""
+    """All stages, and the global low watermark: no stage will output anything older."""
 
     at_us: int
     global_low: int | None
@@ -134,7 +136,7 @@ class Table(Struct):
 
 
 class Low(Struct):
-    """The low watermark of a stage's output and input, or the global one, where the two are the same."""
+    """The output low (``low``) and the input low of a stage; for the global watermark both are the same."""
 
     stage: str | None
     low: int | None
@@ -142,10 +144,11 @@ class Low(Struct):
 
 
 class Window(Struct):
-    """Whether everything before ``end`` is in, at the declared completeness.
+    """Whether everything before ``end`` has arrived, at the declared completeness.
 
-    ``missing``: how many more origins must pass ``end``; ``behind``: how many are behind it, also those that
-    may be, the slowest 100 of them in ``names``. Where a client counts the origins it is at least so many.
+    ``missing``: how many more origins must pass ``end``. ``behind``: how many origins are behind ``end``,
+    including those that may be; a lower bound if a client counts the origins. ``names``: the slowest 100 of
+    them.
     """
 
     stage: str
@@ -156,12 +159,15 @@ class Window(Struct):
     behind: int
     names: list[str]
     origins: int
-    held: Held
+    held_back: HeldBack = field(name="held")
 
 
 class OriginState(Struct):
-    """An origin. ``since_us``: when it last went ahead; where a client counts the origins, since when it is
-    told to be where it is. ``behind_us``: behind the largest time seen.
+    """An origin.
+
+    ``since_us``: when its progress last moved; if a client counts the origins, since when the client reports
+    this progress. ``behind_us``: how far it is behind the largest event time seen. ``counted``: false while
+    it is idle.
     """
 
     origin: str
@@ -173,7 +179,7 @@ class OriginState(Struct):
 
 
 class Origins(Struct):
-    """Origins of a stage, the slowest first, and how many of those that count may lag."""
+    """The slowest origins of a stage, how many origins it has, and how many of them may lag."""
 
     stage: str
     origins: int
@@ -182,7 +188,7 @@ class Origins(Struct):
 
 
 class History(Struct):
-    """A stage's past, one point every few seconds; the lists have the same length."""
+    """The past of a stage, one point every few seconds. All lists have the same length."""
 
     stage: str
     at_us: list[int]
@@ -192,7 +198,7 @@ class History(Struct):
 
 
 class RosterChange(Struct, forbid_unknown_fields=True):
-    """Origins to expect from now on, to expect no longer, to count out, and to count in again."""
+    """Origins to add to the roster, to remove, to declare idle, and to declare active again."""
 
     add: list[Name] = field(default_factory=list)
     remove: list[Name] = field(default_factory=list)
@@ -201,7 +207,7 @@ class RosterChange(Struct, forbid_unknown_fields=True):
 
 
 class RosterChanged(Struct):
-    """What a change did; ``absent``: names to remove, or to count out or in, that were not in the roster."""
+    """What a change did. ``absent``: names in the request that are not in the roster."""
 
     stage: str
     added: int
@@ -211,35 +217,44 @@ class RosterChanged(Struct):
 
 
 class StageHealth(Struct):
-    """A stage's health: what holds it back, since when and by how much."""
+    """The health of a stage: what holds it back, since when and by how much."""
 
     stage: str
     output_low: int | None
-    held: Held
+    held_back: HeldBack = field(name="held")
     slowest: list[OriginState]
-    faults: list[str]
+    errors: list[str] = field(name="faults")
 
 
 class Health(Struct):
-    """The server's: "active" answers everything, "standby" waits to take over and answers only this."""
+    """The health of the server, and of each stage."""
 
     role: Literal["active", "standby"]
     epoch: int
-    faults: list[str]
+    errors: list[str] = field(name="faults")
     stages: list[StageHealth]
 
 
 class Alive(Struct):
-    """The server runs; ``role`` as in Health."""
+    """The server runs. ``role``: "active", or "standby" while another server has the store."""
 
     role: Literal["active", "standby"]
     epoch: int
 
 
-class Fault(Struct):
-    """Why a request was refused: what, where in it, which value, and what to do."""
+class ErrorBody(Struct):
+    """Why a request was refused: what is wrong, where in the request, with which value, and what to do."""
 
     error: str
     where: str
     value: str
     remedy: str
+
+
+class RequestError(Exception):
+    """A request that is refused with the HTTP status ``status`` and the parts of an ErrorBody."""
+
+    def __init__(self, status: int, error: str, where: str, value: object, remedy: str) -> None:
+        super().__init__(f"{error} at {where}: {value}; {remedy}")
+        self.status = status
+        self.body = ErrorBody(error, where, str(value), remedy)

@@ -1,8 +1,8 @@
-"""The clients of a watermark server: one that reports, one that waits.
+"""The clients of a watermark server: one reports progress, one waits for a window.
 
-The reporting one never blocks its caller: what is reported lies in memory, the latest of each kind, until
-a thread of its own has brought it to the server. So nothing is dropped but what newer reports say better,
-and memory is bounded by the number of origins and partitions, however long no server answers.
+The reporting client never blocks its caller. Reports stay in memory until a thread has sent them. A newer
+report of a partition is merged with the older one, so memory is bounded by the number of origins and
+partitions, however long no server responds.
 """
 
 from __future__ import annotations
@@ -18,44 +18,52 @@ import httpx
 import msgspec
 
 from replayfilter.errors import WatermarkError
-from replayfilter.watermark.api import Fault, Laggards, Report, Reported, Reports, StageLows, Window
+from replayfilter.watermark.api import ErrorBody, Laggards, Report, Reported, Reports, StageLows, Window
 
 log = logging.getLogger("replayfilter.watermark")
 
-EVERY_SECONDS = 1.0
+REPORT_INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 10.0
-ORIGINS = 5_000  # in one request: some 200 kB
-BACKOFF_SECONDS = (0.2, 10.0)  # first and longest pause after a failure
+MAX_ORIGINS_PER_REQUEST = 5_000  # about 200 kB
+BACKOFF_SECONDS = (0.2, 10.0)  # the first and the longest pause after a failure
 
-_Key = tuple[str, str]
-_Answer = TypeVar("_Answer")
+_StagePartition = tuple[str, str]
+_Response = TypeVar("_Response")
 
 
 class WatermarkClient:
-    """Reports to the active one of some servers of a store, once a second.
+    """Reports to the active one of some servers with a common store, once a second.
 
         client = WatermarkClient(["http://127.0.0.1:8321"], token)
         client.report("orders", "orders-0", oldest=None, origins={"host-7": 1767225601000000})
         client.close()
 
-    ``lows``: the last answer, watermarks by stage. ``fault``: why the last request failed, None if none did.
+    ``lows``: the watermarks in the last response, by stage. ``last_error``: why the last request failed; None
+    if it succeeded.
     """
 
-    def __init__(self, servers: Sequence[str], token: str = "", every: float = EVERY_SECONDS) -> None:
+    def __init__(
+        self, servers: Sequence[str], token: str = "", every: float = REPORT_INTERVAL_SECONDS
+    ) -> None:
         self.lows: Mapping[str, StageLows] = {}
-        self.fault: str | None = None
-        self._http = _Servers(servers, token)
+        self.last_error: str | None = None
+        self._http = _ServerPool(servers, token)
         self._every = every
         self._session = time.time_ns() // 1_000
         self._sequence = 0
-        self._pending: dict[_Key, Report] = {}
+        self._pending: dict[_StagePartition, Report] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._empty = threading.Event()
-        self._empty.set()
+        self._all_sent = threading.Event()
+        self._all_sent.set()
         self._closing = self._given_up = False
         self._thread = threading.Thread(target=self._run, name="watermark-client", daemon=True)
         self._thread.start()
+
+    @property
+    def fault(self) -> str | None:
+        """The name of ``last_error`` in earlier versions."""
+        return self.last_error
 
     def report(
         self,
@@ -69,20 +77,20 @@ class WatermarkClient:
         idle: Iterable[str] = (),
         laggards: Laggards | None = None,
     ) -> None:
-        """Say what is known of an input partition now, as in api.Report. Returns at once."""
+        """Report the present state of an input partition; see api.Report. Returns at once."""
         report = Report(stage, partition, low, oldest, backlog, dict(origins or {}), list(idle), laggards)
         with self._lock:
             before = self._pending.get((stage, partition))
-            self._pending[stage, partition] = report if before is None else merged(before, report)
-            self._empty.clear()
+            self._pending[stage, partition] = report if before is None else merge_reports(before, report)
+            self._all_sent.clear()
 
     def flush(self, seconds: float) -> bool:
-        """Report now; whether all that was reported has been acknowledged within so many seconds."""
+        """Send all reports now; returns whether a server acknowledged them within ``seconds``."""
         self._wake.set()
-        return self._empty.wait(seconds)
+        return self._all_sent.wait(seconds)
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Report what is left and end; False if no server took it within so many seconds."""
+        """Send what is left and stop; returns whether a server acknowledged it within ``seconds``."""
         self._closing = True
         done = self.flush(seconds)
         self._given_up = True
@@ -97,7 +105,7 @@ class WatermarkClient:
             self._wake.wait(pause)
             self._wake.clear()
             if self._send():
-                if self._closing and self._empty.is_set():
+                if self._closing and self._all_sent.is_set():
                     return
                 pause, failures = 0 if self._closing else self._every, 0
             else:
@@ -108,37 +116,36 @@ class WatermarkClient:
     def _send(self) -> bool:
         with self._lock:
             taken, self._pending = self._pending, {}
-        left = list(requests_of(taken.values()))
+        left = list(split_reports(taken.values()))
         try:
             lows: dict[str, StageLows] = {}
             while left:
                 self._sequence += 1
                 body = msgspec.json.encode(Reports(self._session, self._sequence, left[0]))
-                answer = self._http.ask("POST", "/v1/report", Reported, body)
-                lows |= answer.stages
+                lows |= self._http.request("POST", "/v1/report", Reported, body).stages
                 del left[0]
         except WatermarkError as error:
-            if str(error) != self.fault:
-                log.warning("%s; it will be tried again", error)
-            self.fault = str(error)
+            if str(error) != self.last_error:
+                log.warning("%s; the report will be sent again", error)
+            self.last_error = str(error)
             with self._lock:
                 for report in (report for part in left for report in part):
                     key = report.stage, report.partition
                     newer = self._pending.get(key)
-                    self._pending[key] = report if newer is None else merged(report, newer)
+                    self._pending[key] = report if newer is None else merge_reports(report, newer)
             return False
-        self.fault, self.lows = None, {**self.lows, **lows}
+        self.last_error, self.lows = None, {**self.lows, **lows}
         with self._lock:
             if not self._pending:
-                self._empty.set()
+                self._all_sent.set()
         return True
 
 
-def merged(older: Report, newer: Report) -> Report:
-    """What is left to say of a partition when both were to be said.
+def merge_reports(older: Report, newer: Report) -> Report:
+    """One report that has the effect of two reports of the same partition.
 
-    >>> both = merged(Report("s", origins={"a": 5}, oldest=4), Report("s", origins={"a": 3, "b": 1}))
-    >>> both.origins, both.oldest
+    >>> merged = merge_reports(Report("s", origins={"a": 5}, oldest=4), Report("s", origins={"a": 3, "b": 1}))
+    >>> merged.origins, merged.oldest
     ({'a': 5, 'b': 1}, None)
     """
     lows = [report.low for report in (older, newer) if report.low is not None]
@@ -158,40 +165,40 @@ def merged(older: Report, newer: Report) -> Report:
     )
 
 
-def requests_of(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """The reports in parts that a server takes at once."""
+def split_reports(reports: Iterable[Report]) -> Iterator[list[Report]]:
+    """The reports in parts, each small enough for one request. A report with many origins is split too."""
     part: list[Report] = []
-    room = ORIGINS
+    room = MAX_ORIGINS_PER_REQUEST
     for report in reports:
         items = list(report.origins.items())
-        for start in range(0, max(len(items), 1), ORIGINS):
-            piece = dict(items[start : start + ORIGINS])
-            if part and len(piece) >= room:
+        for start in range(0, max(len(items), 1), MAX_ORIGINS_PER_REQUEST):
+            origins = dict(items[start : start + MAX_ORIGINS_PER_REQUEST])
+            if part and len(origins) >= room:
                 yield part
-                part, room = [], ORIGINS
+                part, room = [], MAX_ORIGINS_PER_REQUEST
             idle = report.idle if start == 0 else []
-            part.append(msgspec.structs.replace(report, origins=piece, idle=idle))
-            room -= len(piece) + 1
+            part.append(msgspec.structs.replace(report, origins=origins, idle=idle))
+            room -= len(origins) + 1
     if part:
         yield part
 
 
-def watch(
+def poll_window(
     servers: Sequence[str], token: str, stage: str, end: int, timeout: float | None = None
 ) -> Iterator[Window]:
-    """Yield a stage's window every second or so, until it is closed or ``timeout`` seconds are over.
+    """Yield a stage's window about every two seconds, until it is closed or ``timeout`` seconds are over.
 
-    Raises WatermarkError if the server refuses the question, or if none answers until the time is over.
+    Raises WatermarkError if the server refuses the request, or if no server responds before the timeout.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    http = _Servers(servers, token)
+    http = _ServerPool(servers, token)
     try:
         while True:
             left = 5.0 if deadline is None else deadline - time.monotonic()
             path = f"/v1/stages/{stage}/wait?end={end}&seconds={int(min(max(left, 0), 2))}"
             try:
-                window = http.ask("GET", path, Window)
-            except _Unreachable:
+                window = http.request("GET", path, Window)
+            except _UnreachableError:
                 if left <= 0:
                     raise
                 time.sleep(min(0.5, max(left, 0.01)))
@@ -204,47 +211,52 @@ def watch(
         http.close()
 
 
-class _Unreachable(WatermarkError):
-    """No server answers, or none is the active one; asking again may help."""
+watch = poll_window  # its name in earlier versions
 
 
-class _Servers:
-    """Asks the server that answered last, and the others when it doesn't."""
+class _UnreachableError(WatermarkError):
+    """No server responds, or none of them is active; a later request may succeed."""
+
+
+class _ServerPool:
+    """Sends a request to the server that responded last, and to the others if that one fails."""
 
     def __init__(self, servers: Sequence[str], token: str) -> None:
         if not servers:
-            raise WatermarkError("no watermark server is named; give a URL such as http://127.0.0.1:8321")
+            raise WatermarkError("no watermark server is given; give a URL such as http://127.0.0.1:8321")
         self._urls = [url.rstrip("/") for url in servers]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
 
-    def ask(self, method: str, path: str, answer: type[_Answer], body: bytes | None = None) -> _Answer:
-        """The answer of the active server, as a struct. WatermarkError if it refuses, or none is there."""
-        said = ""
+    def request(
+        self, method: str, path: str, response_type: type[_Response], body: bytes | None = None
+    ) -> _Response:
+        """The response of the active server, as a struct. WatermarkError if it refuses, or none responds."""
+        last_error = ""
         for url in list(self._urls):
             try:
                 response = self._http.request(method, url + path, content=body)
             except httpx.HTTPError as error:
-                said = f"{url}: {str(error) or type(error).__name__}"
+                last_error = f"{url}: {str(error) or type(error).__name__}"
                 continue
             except httpx.InvalidURL as error:
                 raise WatermarkError(f"{url}: not a URL ({error}); write http://HOST:PORT") from None
             if response.status_code == 200:
                 self._urls.sort(key=url.__ne__)  # this one first from now on
-                return msgspec.json.decode(response.content, type=answer)
-            said = f"{url}: {_words(response)}"
+                return msgspec.json.decode(response.content, type=response_type)
+            last_error = f"{url}: {_describe_error(response)}"
             if response.status_code < 500:
-                raise WatermarkError(f"the watermark server refuses: {said}")
-        raise _Unreachable(f"no watermark server answers: {said}; start one, or correct its URL")
+                raise WatermarkError(f"the watermark server refuses the request: {last_error}")
+        raise _UnreachableError(f"no watermark server responds: {last_error}; start one, or correct its URL")
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
 
-def _words(response: httpx.Response) -> str:
+def _describe_error(response: httpx.Response) -> str:
     try:
-        fault = msgspec.json.decode(response.content, type=Fault)
+        error = msgspec.json.decode(response.content, type=ErrorBody)
     except msgspec.MsgspecError:
         return f"HTTP status {response.status_code}, not from a watermark server"
-    return f"{fault.error} ({fault.where}: {fault.value}); {fault.remedy}"
+    return f"{error.error} ({error.where}: {error.value}); {error.remedy}"

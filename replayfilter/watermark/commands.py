@@ -17,27 +17,32 @@ from replayfilter.errors import WatermarkError
 if TYPE_CHECKING:
     from replayfilter.watermark.api import Window
 
-TIMED_OUT = 3
-SHOWN = 20  # names of origins that a command lists
-LINE_SECONDS = 10  # between lines where no bar can be drawn
+TIMEOUT_EXIT_CODE = 3
+MAX_SHOWN_NAMES = 20
+LINE_INTERVAL_SECONDS = 10  # between lines of progress, where no bar can be drawn
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The low-watermark server, and waiting for it."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The low-watermark server, and a command that waits for a watermark.",
 )
 
 
 @app.callback()
 def watermark() -> None:
-    """The low-watermark server, and waiting for it."""
+    """The low-watermark server, and a command that waits for a watermark."""
 
 
 @app.command()
 def serve(
     path: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="Its TOML file: see docs/reference/watermark-server.md.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="The server's TOML file: see docs/reference/watermark-server.md."
+        ),
     ],
 ) -> None:
-    """Run the watermark server in the foreground. A second one on the same store stands by."""
+    """Run the watermark server in the foreground. A second one on the same store is a standby."""
     import uvicorn
 
     from replayfilter.watermark.server import create_app
@@ -52,7 +57,7 @@ def serve(
             timeout_graceful_shutdown=3, server_header=False,
         )
     )  # fmt: skip
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again once all is done
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after the shutdown
         signal.signal(number, lambda *_: None)
     host, port = listening.getsockname()[:2]
     typer.echo(f"watermark: http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -63,37 +68,40 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family, backlog=1024)
-        # asyncio does this only for sockets that it made itself; else each answer waits 40 ms for an ACK.
+        # asyncio sets this only on sockets that it created. Without it each response waits 40 ms for an ACK.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
         raise WatermarkError(
             f"server.host = {host}, server.port = {port}: can't listen there ({error.strerror}); "
-            "choose another port, or end what listens"
+            "use another port, or stop the process that uses this one"
         ) from None
 
 
 @app.command()
 def wait(
-    stage: Annotated[str, typer.Argument(help="A stage of the server's config.")],
+    stage: Annotated[str, typer.Argument(help="A stage in the server's config.")],
     time: Annotated[
-        str, typer.Argument(help="ISO 8601, or microseconds since 1970: the end of the hour, say.")
+        str, typer.Argument(help="ISO 8601, or microseconds since 1970: for example, the end of an hour.")
     ],
-    timeout: Annotated[str, typer.Option(help='How long, such as "90m"; without it for ever.')] = "",
+    timeout: Annotated[str, typer.Option(help='How long to wait, such as "90m". Default: no limit.')] = "",
     server: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="REPLAYFILTER_WATERMARK_SERVER", help="The server's URL; again for each standby."
+            envvar="REPLAYFILTER_WATERMARK_SERVER", help="The URL of the server; repeat it for each standby."
         ),
     ] = None,
     token: Annotated[
-        str, typer.Option(envvar="REPLAYFILTER_WATERMARK_TOKEN", help="Its token; best by the variable.")
+        str,
+        typer.Option(
+            envvar="REPLAYFILTER_WATERMARK_TOKEN", help="The server's token; better set by the variable."
+        ),
     ] = "",
 ) -> None:
-    """Return once all of STAGE before TIME is in, at the declared completeness. Exit code 3: timeout."""
+    """Wait until all of STAGE before TIME has arrived, at the declared completeness. Exit code 3: timeout."""
     from replayfilter.settings.durations import parse_duration
-    from replayfilter.watermark.client import watch
-    from replayfilter.watermark.times import parse_time, show_time
+    from replayfilter.watermark.client import poll_window
+    from replayfilter.watermark.times import format_time, parse_time
 
     try:
         end = parse_time(time)
@@ -101,43 +109,45 @@ def wait(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     console, window = Console(stderr=True), None
-    with _Progress(console, f"{stage} to {show_time(end)}") as progress:
-        for window in watch(server or ["http://127.0.0.1:8321"], token, stage, end, seconds):
+    with _Progress(console, f"{stage} to {format_time(end)}") as progress:
+        for window in poll_window(server or ["http://127.0.0.1:8321"], token, stage, end, seconds):
             progress.show(window)
     assert window is not None
     if window.closed:
-        typer.echo(f"{stage}: complete to {show_time(end)}")
+        typer.echo(f"{stage}: complete to {format_time(end)}")
         return
     for line in still_missing(window):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    raise typer.Exit(TIMED_OUT)
+    raise typer.Exit(TIMEOUT_EXIT_CODE)
 
 
 def still_missing(window: Window) -> list[str]:
-    """What to tell of a window that is not closed, a line each."""
-    from replayfilter.watermark.times import show_time
+    """What a window still waits for, as lines of text."""
+    from replayfilter.watermark.times import format_time
 
-    lines = [f"{window.stage}: complete only to {show_time(window.low)}, held back by {window.held.by}"]
+    lines = [
+        f"{window.stage}: complete only to {format_time(window.low)}, held back by {window.held_back.by}"
+    ]
     if window.behind:
-        more = window.behind - min(SHOWN, len(window.names))
-        names = ", ".join(window.names[:SHOWN]) + (f" and {more} more" if more else "")
-        lines.append(f"{window.missing} more must come of these {window.behind}: {names}")
-    elif window.held.names:
-        lines.append(f"which are {', '.join(window.held.names[:SHOWN])}")
+        more = window.behind - min(MAX_SHOWN_NAMES, len(window.names))
+        names = ", ".join(window.names[:MAX_SHOWN_NAMES]) + (f" and {more} more" if more else "")
+        lines.append(f"{window.missing} of these {window.behind} origins must still arrive: {names}")
+    elif window.held_back.names:
+        lines.append(f"these are: {', '.join(window.held_back.names[:MAX_SHOWN_NAMES])}")
     return lines
 
 
 class _Progress:
-    """A bar on a terminal; elsewhere a line when something changed, at most every ten seconds."""
+    """A progress bar on a terminal; elsewhere a line after a change, at most every ten seconds."""
 
-    def __init__(self, console: Console, what: str) -> None:
+    def __init__(self, console: Console, label: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._console, self._what = console, what
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        self._console, self._label = console, label
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
         self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-        self._task = self._bar.add_task(what, total=None, said="asking")
-        self._last: tuple[str, float] = ("", -LINE_SECONDS)
+        self._task = self._bar.add_task(label, total=None, state="asking the server")
+        self._last: tuple[str, float] = ("", -LINE_INTERVAL_SECONDS)
 
     def __enter__(self) -> _Progress:
         self._shown = self._bar if self._console.is_terminal else nullcontext()
@@ -148,13 +158,14 @@ class _Progress:
         self._shown.__exit__(None, None, None)
 
     def show(self, window: Window) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         from time import monotonic
 
         done, total = window.origins - window.missing, window.origins
-        said = f"{window.missing} of {total} missing" if total else f"held back by {window.held.by}"
+        state = f"{window.missing} of {total} missing" if total else f"held back by {window.held_back.by}"
+        last_state, last_time = self._last
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=done, total=total or None, said=said)
-        elif not window.closed and said != self._last[0] and monotonic() - self._last[1] >= LINE_SECONDS:
-            self._last = said, monotonic()
-            self._console.print(f"{self._what}: {said}", highlight=False, markup=False, soft_wrap=True)
+            self._bar.update(self._task, completed=done, total=total or None, state=state)
+        elif not window.closed and state != last_state and monotonic() - last_time >= LINE_INTERVAL_SECONDS:
+            self._last = state, monotonic()
+            self._console.print(f"{self._label}: {state}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The server's OpenAPI document, made from its table of routes and the structs they take and give."""
+"""Builds the server's OpenAPI document from the table of routes and the structs of the API."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 
 from replayfilter import __version__
 from replayfilter.watermark import api
-from replayfilter.watermark.server import ROUTES, Route
+from replayfilter.watermark.routes import ROUTES, Route
 
-_REFUSALS = {
-    400: "The request is not as it must be",
-    401: "No token, or a wrong one",
-    404: "No such stage or partition",
-    409: "Not possible for this stage or origin",
-    413: "Too long a body, or too many origins",
-    503: "This server stands by: ask the active one, or ask again",
+_ERRORS = {
+    400: "The request is malformed",
+    401: "The token is missing or wrong",
+    404: "There is no such stage or partition",
+    409: "This stage or origin can't be changed by request",
+    413: "The body is too long, or there are too many origins",
+    503: "This server is a standby: send the request to the active one, or again later",
 }
 
 
-def document() -> dict[str, Any]:
-    """The document, as OpenAPI 3.1."""
-    types = [api.Fault, *(kind for route in ROUTES for kind in (route.answer, route.body) if kind)]
+def openapi_document() -> dict[str, Any]:
+    """The document, in the format of OpenAPI 3.1."""
+    types = [api.ErrorBody, *(type_ for route in ROUTES for type_ in (route.response, route.body) if type_)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     references = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -34,7 +34,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "replayfilter watermark server",
             "version": __version__,
-            "description": "Times are microseconds since the epoch; null: not known yet.",
+            "description": "Times are microseconds since the epoch; null means not known yet.",
         },
         "paths": paths,
         "components": {
@@ -51,23 +51,23 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
     ]
     in_query = [
         {
-            "name": name, "in": "query", "required": each.required, "schema": each.schema,
-            "description": each.meaning,
+            "name": name, "in": "query", "required": parameter.required, "schema": parameter.schema,
+            "description": parameter.description,
         }
-        for name, each in route.query.items()
+        for name, parameter in route.query.items()
     ]  # fmt: skip
-    refusals = {*route.refusals, 503} | (set() if route.open else {401})
+    error_content = _content(references[api.ErrorBody])
+    statuses = {*route.errors, 503} | (set() if route.open else {401})
     operation: dict[str, Any] = {
         "summary": route.summary,
-        "operationId": f"{route.method.lower()}_{route.handler.__name__}"
-        + ("_of_stage" * ("stage}/" in route.path)),
+        "operationId": route.operation_id,
         "parameters": in_path + in_query,
         "security": [] if route.open else [{"token": []}],
         "responses": {
-            "200": {"description": "Done", "content": _content(references[route.answer])},
+            "200": {"description": "Success", "content": _content(references[route.response])},
             **{
-                str(status): {"description": _REFUSALS[status], "content": _content(references[api.Fault])}
-                for status in sorted(refusals)
+                str(status): {"description": _ERRORS[status], "content": error_content}
+                for status in sorted(statuses)
             },
         },
     }

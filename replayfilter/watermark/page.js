@@ -1,35 +1,35 @@
 "use strict";
-// Shows every stage: its watermarks against event time over the last hours, and who holds it back.
-// What comes from the server is put in as text only, never as markup.
+// Shows each stage: its watermarks and the largest event time over the last hours, and what holds it back.
+// Data from the server is inserted as text, never as markup.
 
-const EVERY_MS = 2000;
+const POLL_INTERVAL_MS = 2000;
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 let token = sessionStorage.getItem("token") || "";
 let timer = 0;
 
-async function ask(path) {
+async function request(path) {
   const response = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
-  const answer = await response.json();
-  if (response.ok) return answer;
-  throw Object.assign(new Error(`${answer.error} (${answer.where}): ${answer.remedy}`), { status: response.status });
+  const body = await response.json();
+  if (response.ok) return body;
+  throw Object.assign(new Error(`${body.error} (${body.where}): ${body.remedy}`), { status: response.status });
 }
 
-function make(tag, properties = {}, ...children) {
+function createElement(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   Object.assign(element, properties);
   element.append(...children);
   return element;
 }
 
-function draw(tag, attributes, text) {
+function createSvgElement(tag, attributes, text) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   if (text !== undefined) element.textContent = text;
   return element;
 }
 
-function clock(us, seconds = true) {
+function formatTime(us, seconds = true) {
   if (us === null) return "unknown";
   const date = new Date(us / 1000);
   if (Number.isNaN(date.getTime())) return `${us} us`;
@@ -37,7 +37,7 @@ function clock(us, seconds = true) {
   return text.slice(0, 10) + " " + text.slice(11, seconds ? 19 : 16);
 }
 
-function span(us) {
+function formatDuration(us) {
   if (us === null) return "unknown";
   const units = [["d", 86400e6], ["h", 3600e6], ["min", 60e6], ["s", 1e6], ["ms", 1e3]];
   const [name, size] = units.find(([, size]) => Math.abs(us) >= size) || ["us", 1];
@@ -46,11 +46,11 @@ function span(us) {
 
 function plot(history) {
   const width = 960, height = 220, left = 120, right = 10, top = 10, bottom = 24;
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `watermarks of ${history.stage} against event time` });
+  const svg = createSvgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `watermarks and largest event time of ${history.stage}` });
   const times = [history.front, history.output_low, history.input_low].flat().filter((time) => time !== null);
   if (history.at_us.length < 2 || !times.length) {
-    svg.append(draw("text", { x: left, y: height / 2 }, "nothing to draw yet"));
+    svg.append(createSvgElement("text", { x: left, y: height / 2 }, "no history yet"));
     return svg;
   }
   const from = history.at_us[0], to = history.at_us.at(-1);
@@ -60,75 +60,75 @@ function plot(history) {
   const y = (time) => height - bottom - (time - low) / (high - low) * (height - top - bottom);
   for (let part = 0; part <= 4; part++) {
     const time = low + (high - low) * part / 4, at = from + (to - from) * part / 4;
-    svg.append(draw("line", { class: "rule", x1: left, x2: width - right, y1: y(time), y2: y(time) }));
-    svg.append(draw("text", { x: 0, y: y(time) + 4 }, clock(time)));
+    svg.append(createSvgElement("line", { class: "rule", x1: left, x2: width - right, y1: y(time), y2: y(time) }));
+    svg.append(createSvgElement("text", { x: 0, y: y(time) + 4 }, formatTime(time)));
     const anchor = ["start", "middle", "middle", "middle", "end"][part];
-    svg.append(draw("text", { x: x(at), y: height - 6, "text-anchor": anchor }, clock(at).slice(11)));
+    svg.append(createSvgElement("text", { x: x(at), y: height - 6, "text-anchor": anchor }, formatTime(at).slice(11)));
   }
   const points = (column) => column.map((time, row) => [history.at_us[row], time]).filter(([, time]) => time !== null);
   const line = (points) => points.map(([at, time]) => `${x(at).toFixed(1)},${y(time).toFixed(1)}`).join(" ");
   const between = history.at_us.map((at, row) => [at, history.output_low[row], history.front[row]])
     .filter(([, a, b]) => a !== null && b !== null);
-  svg.append(draw("polygon", { class: "gap",
+  svg.append(createSvgElement("polygon", { class: "gap",
     points: line(between.map(([at, a]) => [at, a])) + " " + line(between.map(([at, , b]) => [at, b]).reverse()) }));
   for (const [name, column] of [["front", history.front], ["in", history.input_low], ["low", history.output_low]])
-    svg.append(draw("polyline", { class: name, points: line(points(column)) }));
+    svg.append(createSvgElement("polyline", { class: name, points: line(points(column)) }));
   return svg;
 }
 
-function key() {
+function legend() {
   const entry = (color, text) => {
-    const mark = make("i");
+    const mark = createElement("i");
     mark.style.borderColor = `var(--${color})`;
-    return make("span", { className: "soft" }, mark, text);
+    return createElement("span", { className: "soft" }, mark, text);
   };
   const keys = [entry("front", "largest event time seen"), entry("in", "input low"), entry("low", "output low")];
-  return make("div", { className: "facts key" }, ...keys);
+  return createElement("div", { className: "facts key" }, ...keys);
 }
 
 function heldBack(state) {
   const { by, names, count, since_us, behind_us } = state.held;
   const more = count > 5 ? ` and ${count - 5} more` : "";
-  const whom = names.length ? `: ${names.slice(0, 5).join(", ")}${more}` : "";
-  const since = since_us === null ? "never moved" : `last moved ${clock(since_us)}`;
-  return `held by ${by}${whom}; ${since}; ${behind_us === null ? "no lag known" : span(behind_us) + " behind the largest time seen"}`;
+  const which = names.length ? `: ${names.slice(0, 5).join(", ")}${more}` : "";
+  const since = since_us === null ? "never moved" : `last moved ${formatTime(since_us)}`;
+  return `held back by ${by}${which}; ${since}; ${behind_us === null ? "lag unknown" : formatDuration(behind_us) + " behind the largest event time"}`;
 }
 
 function origins(health) {
   const lagging = health.slowest.slice(0, 12);
   if (!lagging.length) return "";
-  const head = make("tr", {}, ...["slowest origins", "progress", "behind", "last went ahead"].map((text) => make("th", { textContent: text })));
-  const rows = lagging.map((each) => make("tr", {}, ...[
-    each.origin + (each.counted ? "" : " (idle)"), clock(each.progress),
-    each.progress === null ? "not heard of yet" : span(each.behind_us),
-    each.since_us === null ? "never" : clock(each.since_us),
-  ].map((text) => make("td", { textContent: text }))));
-  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
+  const head = createElement("tr", {}, ...["slowest origins", "progress", "behind", "last progress at"].map((text) => createElement("th", { textContent: text })));
+  const rows = lagging.map((each) => createElement("tr", {}, ...[
+    each.origin + (each.counted ? "" : " (idle)"), formatTime(each.progress),
+    each.progress === null ? "no report yet" : formatDuration(each.behind_us),
+    each.since_us === null ? "never" : formatTime(each.since_us),
+  ].map((text) => createElement("td", { textContent: text }))));
+  return createElement("table", {}, createElement("thead", {}, head), createElement("tbody", {}, ...rows));
 }
 
 function section(state, health, history) {
   const facts = [
-    `output low ${clock(state.output_low)}`, `input low ${clock(state.input_low)}`,
+    `output low ${formatTime(state.output_low)}`, `input low ${formatTime(state.input_low)}`,
     state.upstream.length ? `reads ${state.upstream.join(", ")}` : "",
     state.completeness ? `${state.origins} origins, ${state.idle} idle, ${state.may_lag} may lag (${state.completeness})` : "",
     state.partitions.length ? `${state.partitions.length} input partition${state.partitions.length > 1 ? "s" : ""}` : "",
-  ].filter(Boolean).map((text) => make("span", { textContent: text }));
-  const faults = state.faults.map((text) => make("p", { className: "warn", textContent: text }));
-  return make("section", { id: `stage-${state.stage}` }, make("h2", { textContent: state.stage }),
-    make("div", { className: "facts" }, ...facts), make("p", { className: "soft", textContent: heldBack(state) }),
-    ...faults, plot(history), key(), origins(health));
+  ].filter(Boolean).map((text) => createElement("span", { textContent: text }));
+  const errors = state.faults.map((text) => createElement("p", { className: "warn", textContent: text }));
+  return createElement("section", { id: `stage-${state.stage}` }, createElement("h2", { textContent: state.stage }),
+    createElement("div", { className: "facts" }, ...facts), createElement("p", { className: "soft", textContent: heldBack(state) }),
+    ...errors, plot(history), legend(), origins(health));
 }
 
-async function show() {
+async function refresh() {
   clearTimeout(timer);
   try {
     const seconds = Math.round(byId("hours").value * 3600);
-    const [table, health] = await Promise.all([ask("/v1/stages"), ask("/v1/health")]);
+    const [table, health] = await Promise.all([request("/v1/stages"), request("/v1/health")]);
     const path = (state) => `/v1/stages/${encodeURIComponent(state.stage)}/history?seconds=${seconds}`;
-    const histories = await Promise.all(table.stages.map((state) => ask(path(state))));
-    const of = Object.fromEntries(health.stages.map((stage) => [stage.stage, stage]));
-    byId("stages").replaceChildren(...table.stages.map((state, row) => section(state, of[state.stage], histories[row])));
-    byId("global").textContent = `global ${clock(table.global_low)}, at ${clock(table.at_us)} UTC`;
+    const histories = await Promise.all(table.stages.map((state) => request(path(state))));
+    const healthOf = Object.fromEntries(health.stages.map((stage) => [stage.stage, stage]));
+    byId("stages").replaceChildren(...table.stages.map((state, row) => section(state, healthOf[state.stage], histories[row])));
+    byId("global").textContent = `global ${formatTime(table.global_low)}, at ${formatTime(table.at_us)} UTC`;
     byId("trouble").hidden = !health.faults.length;
     byId("trouble").textContent = health.faults.join("; ");
     byId("login").hidden = true;
@@ -140,14 +140,14 @@ async function show() {
       return;
     }
   }
-  timer = setTimeout(show, EVERY_MS);
+  timer = setTimeout(refresh, POLL_INTERVAL_MS);
 }
 
-byId("hours").addEventListener("change", show);
+byId("hours").addEventListener("change", refresh);
 byId("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = byId("token").value;
   sessionStorage.setItem("token", token);
-  show();
+  refresh();
 });
-show();
+refresh();

@@ -1,4 +1,4 @@
-"""Snapshots of the table in the words of the API."""
+"""Builds the API's responses from snapshots of the table."""
 
 from __future__ import annotations
 
@@ -7,166 +7,193 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.watermark.api import (
-    NAMES,
-    Held,
+    MAX_NAMES,
+    HeldBack,
+    Laggards,
     Low,
     Origins,
     OriginState,
     PartitionState,
+    RequestError,
     StageHealth,
     StageState,
     Table,
     Window,
 )
-from replayfilter.watermark.table import Partition, Refused, StageView, View, known
+from replayfilter.watermark.snapshots import PartitionReport, Snapshot, StageSnapshot, time_or_none
+
+_SLOWEST_IN_HEALTH = 20
 
 
-def stage_of(view: View, name: str) -> StageView:
-    """A stage; Refused (404) if there is none of that name."""
-    if name not in view.stages:
-        names = ", ".join(sorted(view.stages)[:20])
-        raise Refused(404, "no such stage", "path", name, f"the config declares {names}")
-    return view.stages[name]
+def find_stage(snapshot: Snapshot, name: str) -> StageSnapshot:
+    """A stage; RequestError (404) if there is no such stage."""
+    if name not in snapshot.stages:
+        declared = ", ".join(sorted(snapshot.stages)[:20])
+        raise RequestError(404, "no such stage", "path", name, f"the config declares {declared}")
+    return snapshot.stages[name]
 
 
-def table_of(view: View) -> Table:
+def table_of(snapshot: Snapshot) -> Table:
     """The whole table."""
-    return Table(view.at_us, known(view.overall), [state_of(view, name) for name in view.stages])
+    stages = [state_of(snapshot, name) for name in snapshot.stages]
+    return Table(snapshot.at_us, time_or_none(snapshot.global_low), stages)
 
 
-def low_of(view: View, name: str | None) -> Low:
-    """A stage's low watermarks, or the global one for None."""
+def low_of(snapshot: Snapshot, name: str | None) -> Low:
+    """The low watermarks of a stage, or the global one for None."""
     if name is None:
-        return Low(None, known(view.overall), known(view.overall))
-    lows = stage_of(view, name).lows
-    return Low(name, known(lows.output), known(lows.input))
+        low = time_or_none(snapshot.global_low)
+        return Low(None, low, low)
+    lows = find_stage(snapshot, name).lows
+    return Low(name, time_or_none(lows.output), time_or_none(lows.input))
 
 
-def state_of(view: View, name: str) -> StageState:
+def state_of(snapshot: Snapshot, name: str) -> StageState:
     """One stage of the table."""
-    stage = stage_of(view, name)
+    stage = find_stage(snapshot, name)
     return StageState(
         stage=name,
         upstream=list(stage.config.upstream),
-        input_low=known(stage.lows.input),
-        output_low=known(stage.lows.output),
+        input_low=time_or_none(stage.lows.input),
+        output_low=time_or_none(stage.lows.output),
         moved_us=stage.moved_us,
-        front=known(stage.front),
+        front=time_or_none(stage.largest_time),
         completeness=stage.config.completeness if stage.config.has_roster else None,
         origins=len(stage.names),
         idle=len(stage.names) - int(stage.active.sum()),
         may_lag=stage.may_lag,
-        unknown_count=len(stage.unknown),
+        unknown_count=len(stage.unknown_origins),
         partitions=[
             PartitionState(each, part.low, part.oldest, part.backlog, part.reported_us)
             for each, part in sorted(stage.partitions.items())
         ],
-        held=held(view, name),
-        faults=_faults(stage),
+        held_back=held_back(snapshot, name),
+        errors=_errors(stage),
     )
 
 
-def health_of(view: View, name: str) -> StageHealth:
+def health_of(snapshot: Snapshot, name: str) -> StageHealth:
     """What holds a stage back, with the slowest of its origins."""
-    stage = stage_of(view, name)
-    slowest = origins_of(view, name, 20).slowest if stage.config.has_roster else _told_origins(stage)
-    return StageHealth(name, known(stage.lows.output), held(view, name), slowest, _faults(stage))
+    stage = find_stage(snapshot, name)
+    if stage.config.has_roster:
+        slowest = origins_of(snapshot, name, _SLOWEST_IN_HEALTH).slowest
+    else:
+        slowest = _reported_laggards(stage)
+    low = time_or_none(stage.lows.output)
+    return StageHealth(name, low, held_back(snapshot, name), slowest, _errors(stage))
 
 
-def origins_of(view: View, name: str, limit: int) -> Origins:
+def origins_of(snapshot: Snapshot, name: str, limit: int) -> Origins:
     """The ``limit`` slowest origins of a stage."""
-    stage = stage_of(view, name)
+    stage = find_stage(snapshot, name)
     rows = _slowest(stage, np.ones(len(stage.names), np.bool_), limit)
     return Origins(name, len(stage.names), stage.may_lag, [_origin(stage, row) for row in rows])
 
 
-def window_of(view: View, name: str, end: int) -> Window:
-    """Whether everything before ``end`` is in; where a stage waits for another, who is missing there."""
-    stage = stage_of(view, name)
-    holder, prefix = stage, ""
-    hold = keeps = held(view, name)
-    while keeps.by == "upstream":
-        upstream = keeps.names[0]
-        holder, prefix, keeps = view.stages[upstream], f"{upstream}: ", held(view, upstream)
+def window_of(snapshot: Snapshot, name: str, end: int) -> Window:
+    """Whether everything before ``end`` has arrived.
+
+    If an upstream stage holds the stage back, the missing origins are those of that stage.
+    """
+    stage = find_stage(snapshot, name)
+    reason = held_back(snapshot, name)
+    slow_stage, prefix, cause = stage, "", reason
+    while cause.by == "upstream":
+        upstream = cause.names[0]
+        slow_stage, prefix = snapshot.stages[upstream], f"{upstream}: "
+        cause = held_back(snapshot, upstream)
     closed = stage.lows.output >= end
-    behind = holder.active & (holder.progress < end)
-    total, names = int(behind.sum()), _names(holder, _slowest(holder, behind, NAMES))
-    may_lag = holder.may_lag
-    if keeps.by == "origins" and (told := _told(holder)) is not None and told.laggards is not None:
-        names = [each for each, time in told.laggards.slowest.items() if time is None or time < end]
-        total, may_lag = max(told.laggards.lagging if names else 0, len(names)), told.laggards.may_lag
+    behind = slow_stage.active & (slow_stage.progress < end)
+    total, names = int(behind.sum()), _names(slow_stage, _slowest(slow_stage, behind, MAX_NAMES))
+    may_lag = slow_stage.may_lag
+    if cause.by == "origins" and (found := _find_laggards(slow_stage)) is not None:
+        _, laggards = found
+        names = [each for each, time in laggards.slowest.items() if time is None or time < end]
+        total, may_lag = max(laggards.lagging if names else 0, len(names)), laggards.may_lag
     missing = 0 if closed else max(total - may_lag, 0)
     return Window(
-        name, end, closed, known(stage.lows.output), missing, total,
-        [prefix + each for each in names], len(holder.names), hold,
+        name, end, closed, time_or_none(stage.lows.output), missing, total,
+        [prefix + each for each in names], len(slow_stage.names), reason,
     )  # fmt: skip
 
 
-def held(view: View, name: str) -> Held:
-    """What keeps a stage's output low from going on."""
-    stage = view.stages[name]
-    out = stage.lows.output
-    behind = stage.front - out if UNKNOWN not in (stage.front, out) else None
+def held_back(snapshot: Snapshot, name: str) -> HeldBack:
+    """What holds the output low of a stage back."""
+    stage = snapshot.stages[name]
+    low = stage.lows.output
+    behind = stage.largest_time - low if UNKNOWN not in (stage.largest_time, low) else None
 
-    def by(
+    def held_by(
         what: Literal["origins", "partitions", "upstream", "work", "nothing"], names: list[str], count: int
-    ) -> Held:
-        return Held(what, names[:NAMES], count, stage.moved_us, behind)
+    ) -> HeldBack:
+        return HeldBack(what, names[:MAX_NAMES], count, stage.moved_us, behind)
 
-    works = {each: part.oldest for each, part in stage.partitions.items() if part.oldest is not None}
-    if out < stage.lows.input and works:
-        names = sorted(each for each, oldest in works.items() if oldest == min(works.values()))
-        return by("work", names, len(names))
+    oldest = {each: part.oldest for each, part in stage.partitions.items() if part.oldest is not None}
+    if low < stage.lows.input and oldest:
+        names = sorted(each for each, time in oldest.items() if time == min(oldest.values()))
+        return held_by("work", names, len(names))
     lows = {each: part.low for each, part in stage.partitions.items() if part.low is not None}
-    silent = stage.config.partitions - len(lows)
+    unreported = stage.config.partitions - len(lows)
     bounds = {
         "origins": stage.roster_low,
-        "partitions": UNKNOWN if silent > 0 else min(lows.values(), default=None),
+        "partitions": UNKNOWN if unreported > 0 else min(lows.values(), default=None),
         "upstream": stage.upstream_low,
     }
-    slowest = min((low for low in bounds.values() if low is not None), default=None)
-    if bounds["partitions"] == slowest and (told := _told(stage)) is not None and told.laggards is not None:
-        return by("origins", list(told.laggards.slowest), told.laggards.lagging)
-    if slowest is None:
-        return by("nothing", [], 0)
-    if bounds["origins"] == slowest:
-        behind_or_at = stage.active & (stage.progress <= slowest)
-        return by("origins", _names(stage, _slowest(stage, behind_or_at, NAMES)), int(behind_or_at.sum()))
-    if bounds["partitions"] == slowest:
-        if silent > 0:
-            return by("partitions", [f"{silent} not heard of yet"], silent)
-        names = sorted(each for each, low in lows.items() if low == slowest)
-        names = [each for each in names if each] or names  # a service also reports as a whole, without a name
-        return by("partitions", names, len(names))
-    names = [each for each in stage.config.upstream if view.stages[each].lows.output == slowest]
-    return by("upstream", names, len(names))
+    smallest = min((bound for bound in bounds.values() if bound is not None), default=None)
+    if bounds["partitions"] == smallest and (found := _find_laggards(stage)) is not None:
+        _, laggards = found
+        return held_by("origins", list(laggards.slowest), laggards.lagging)
+    if smallest is None:
+        return held_by("nothing", [], 0)
+    if bounds["origins"] == smallest:
+        lagging = stage.active & (stage.progress <= smallest)
+        return held_by("origins", _names(stage, _slowest(stage, lagging, MAX_NAMES)), int(lagging.sum()))
+    if bounds["partitions"] == smallest:
+        if unreported > 0:
+            return held_by("partitions", [f"{unreported} without a report yet"], unreported)
+        names = sorted(each for each, time in lows.items() if time == smallest)
+        names = [each for each in names if each] or names  # a service's own report has an empty partition
+        return held_by("partitions", names, len(names))
+    names = [each for each in stage.config.upstream if snapshot.stages[each].lows.output == smallest]
+    return held_by("upstream", names, len(names))
 
 
-def _told(stage: StageView) -> Partition | None:
-    """The partition that holds a stage without a roster back, if its client told which origins do that."""
+def _find_laggards(stage: StageSnapshot) -> tuple[PartitionReport, Laggards] | None:
+    """The laggards that a client reported, with the report; None if they don't hold the stage back.
+
+    Only for a stage without a roster: otherwise the server knows the origins itself.
+    """
     if stage.config.has_roster:
         return None
-    lows = [part.low for part in stage.partitions.values() if part.low is not None]
-    at = min(lows, default=None)
-    told = (part for part in stage.partitions.values() if part.laggards is not None and part.laggards.lagging)
-    return next((part for part in told if part.low == at), None)
+    lows = [report.low for report in stage.partitions.values() if report.low is not None]
+    smallest = min(lows, default=None)
+    for report in stage.partitions.values():
+        if report.low == smallest and report.laggards is not None and report.laggards.lagging:
+            return report, report.laggards
+    return None
 
 
-def _told_origins(stage: StageView) -> list[OriginState]:
-    told = _told(stage)
-    if told is None or told.laggards is None:
+def _reported_laggards(stage: StageSnapshot) -> list[OriginState]:
+    found = _find_laggards(stage)
+    if found is None:
         return []
+    report, laggards = found
     return [
         OriginState(
-            each, time, told.since_us[each], None if time is None else stage.front - time, False, True
+            origin=name,
+            progress=time,
+            since_us=report.since_us[name],
+            behind_us=None if time is None else stage.largest_time - time,
+            idle=False,
+            counted=True,
         )
-        for each, time in told.laggards.slowest.items()
+        for name, time in laggards.slowest.items()
     ]
 
 
-def _slowest(stage: StageView, chosen: NDArray[np.bool_], limit: int) -> list[int]:
+def _slowest(stage: StageSnapshot, chosen: NDArray[np.bool_], limit: int) -> list[int]:
     rows = np.flatnonzero(chosen)
     if len(rows) > limit:
         rows = rows[np.argpartition(stage.progress[rows], limit)[:limit]]
@@ -174,29 +201,28 @@ def _slowest(stage: StageView, chosen: NDArray[np.bool_], limit: int) -> list[in
     return order
 
 
-def _names(stage: StageView, rows: list[int]) -> list[str]:
+def _names(stage: StageSnapshot, rows: list[int]) -> list[str]:
     return [stage.names[row] for row in rows]
 
 
-def _origin(stage: StageView, row: int) -> OriginState:
+def _origin(stage: StageSnapshot, row: int) -> OriginState:
     progress, since = int(stage.progress[row]), int(stage.since_us[row])
-    behind = stage.front - progress if progress != UNKNOWN else None
     return OriginState(
-        stage.names[row],
-        known(progress),
-        since or None,
-        behind,
-        bool(stage.idle[row]),
-        bool(stage.active[row]),
+        origin=stage.names[row],
+        progress=time_or_none(progress),
+        since_us=since or None,
+        behind_us=stage.largest_time - progress if progress != UNKNOWN else None,
+        idle=bool(stage.idle[row]),
+        counted=bool(stage.active[row]),
     )
 
 
-def _faults(stage: StageView) -> list[str]:
-    faults = list(stage.faults)
-    if stage.unknown:
-        names = ", ".join(list(stage.unknown)[:5])
-        faults.append(
-            f"reports name {len(stage.unknown)} origins that the roster does not, like {names}: they count "
-            "for nothing; add them to the roster, or mend the name"
+def _errors(stage: StageSnapshot) -> list[str]:
+    errors = list(stage.errors)
+    if stage.unknown_origins:
+        count, names = len(stage.unknown_origins), ", ".join(list(stage.unknown_origins)[:5])
+        errors.append(
+            f"reports contain {count} origins that are not in the roster, such as {names}: "
+            "they are ignored; add them to the roster, or correct their names"
         )
-    return faults
+    return errors

@@ -1,6 +1,6 @@
 """The configuration of the watermark server. docs/reference/watermark-server.md describes each key.
 
-``load(path)`` gives a checked ``ServerConfig``, or raises ``ConfigError`` with every fault that there is.
+``load(path)`` returns a checked ``ServerConfig``, or raises ``ConfigError`` with every error in the file.
 """
 
 from __future__ import annotations
@@ -11,27 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from replayfilter.core.watermark.low_watermark import Completeness
 from replayfilter.core.watermark.stages import Stages
 from replayfilter.errors import ConfigError
-from replayfilter.settings.durations import parse_bytes, parse_duration
 from replayfilter.settings.messages import explain, format_setting, path_of
 from replayfilter.settings.toml_file import read_toml
+from replayfilter.settings.value_types import Bytes, Duration, Share
 from replayfilter.settings.variables import expand, unset_variables
-from replayfilter.watermark.roster_file import NAME, read_roster
+from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
 _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
-
-
-def _completeness(text: str) -> str:
-    Completeness(text)
-    return text
-
-
-Duration = Annotated[int, BeforeValidator(parse_duration)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 class _Section(BaseModel):
@@ -39,7 +29,7 @@ class _Section(BaseModel):
 
 
 class Server(_Section):
-    """Where the server listens, where it writes, and what it takes."""
+    """The address, the store and the limits of the server."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8321, ge=0, le=65535)
@@ -52,22 +42,22 @@ class Server(_Section):
 
 
 class StageConfig(_Section):
-    """A stage: what it reads, whom it expects, and how many of those may be late."""
+    """A stage: its upstream stages, its roster, and how many of its origins may lag."""
 
     upstream: list[str] = []
     roster: list[str] | str | None = None
-    completeness: Annotated[str, AfterValidator(_completeness)] = "1"
+    completeness: Share = "1"
     idle: Literal["declared", "backlog"] = "declared"
     partitions: int = Field(default=0, ge=0, le=1_000_000)
 
     @property
     def has_roster(self) -> bool:
-        """Whether origins are counted here."""
+        """Whether this stage counts origins."""
         return self.roster is not None
 
 
 class ServerConfig(_Section):
-    """The whole; ``load`` makes it. Relative paths start at the folder of the file."""
+    """The whole configuration, from ``load``. Relative paths start at the folder of the file."""
 
     server: Server = Field(default_factory=Server)
     stages: dict[str, StageConfig]
@@ -81,20 +71,20 @@ _KEYS = {"server": list(Server.model_fields), "stages": ["<name>"]}
 
 
 def load(path: str | Path) -> ServerConfig:
-    """The configuration in the TOML file ``path``; ConfigError with all faults if there are any."""
+    """The configuration in the TOML file ``path``. Raises ConfigError with all its errors."""
     path = Path(path)
     data = read_toml(path)
     try:
-        config = ServerConfig(**_placed(data, path.absolute().parent))
+        config = ServerConfig(**_with_absolute_paths(data, path.absolute().parent))
     except ValidationError as error:
-        raise ConfigError([_sentence(fault) for fault in error.errors()]) from None
-    if faults := list(_cross_check(config)):
-        raise ConfigError(faults)
+        raise ConfigError([_message(each) for each in error.errors()]) from None
+    if errors := list(_cross_check(config)):
+        raise ConfigError(errors)
     return config
 
 
-def _placed(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths made absolute; what is of a wrong type is left for pydantic to tell."""
+def _with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make paths absolute. Values of a wrong type are left as they are, and pydantic reports them."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     server = data.setdefault("server", {})
     if isinstance(server, dict) and isinstance(server.setdefault("store", Server().store), str):
@@ -105,14 +95,14 @@ def _placed(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return data
 
 
-def _sentence(fault: Any) -> str:
-    path = path_of(fault)
-    if fault["type"] == "missing":
+def _message(error: Any) -> str:
+    path = path_of(error)
+    if error["type"] == "missing":
         return f"{path}: missing; declare at least one, for example [stages.web] with roster = [...]"
-    if fault["type"] == "extra_forbidden" and fault["loc"][0] == "stages":
-        setting = format_setting(path, fault["input"])
-        return f"{setting}: no such key; a stage has {', '.join(StageConfig.model_fields)}"
-    return explain(fault, _KEYS)
+    if error["type"] == "extra_forbidden" and error["loc"][0] == "stages":
+        setting, keys = format_setting(path, error["input"]), ", ".join(StageConfig.model_fields)
+        return f"{setting}: no such key; a stage has {keys}"
+    return explain(error, _KEYS)
 
 
 def _cross_check(config: ServerConfig) -> Iterator[str]:
@@ -120,26 +110,26 @@ def _cross_check(config: ServerConfig) -> Iterator[str]:
     if not config.stages:
         yield "stages: none are declared; add one, for example [stages.web] with roster = [...]"
     for name in unset_variables(server.token):
-        yield f"server.token: there is no variable {name} in the environment; set it"
+        yield f"server.token: the environment variable {name} is not set; set it"
     if not server.token and not _is_loopback(server.host):
         yield (
-            f'server.host = "{server.host}": others can reach it, and no token is set; set server.token, '
-            'for example to "${WATERMARK_TOKEN}", or use 127.0.0.1'
+            f'server.host = "{server.host}": reachable from other hosts, but there is no token; set '
+            'server.token, for example to "${WATERMARK_TOKEN}", or use 127.0.0.1'
         )
     for name, stage in config.stages.items():
         if not _STAGE.fullmatch(name):
-            yield f'stages."{name}": not a stage\'s name; use up to 200 of a-z A-Z 0-9 . _ -'
-        yield from _roster_faults(name, stage)
+            yield f'stages."{name}": not a stage name; use up to 200 of a-z A-Z 0-9 . _ -'
+        yield from _roster_errors(name, stage)
     total = sum(len(stage.roster) for stage in config.stages.values() if isinstance(stage.roster, list))
     if total > server.max_origins:
-        yield f"server.max_origins = {server.max_origins}: the rosters name {total}; raise it"
+        yield f"server.max_origins = {server.max_origins}: the rosters have {total} origins; raise it"
     try:
         Stages({name: stage.upstream for name, stage in config.stages.items()})
     except ValueError as error:
         yield f"stages: {error}"
 
 
-def _roster_faults(name: str, stage: StageConfig) -> Iterator[str]:
+def _roster_errors(name: str, stage: StageConfig) -> Iterator[str]:
     path = f"stages.{name}.roster"
     if isinstance(stage.roster, str):
         try:
@@ -147,8 +137,8 @@ def _roster_faults(name: str, stage: StageConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{path}: {error}"
     for origin in stage.roster if isinstance(stage.roster, list) else ():
-        if not NAME.fullmatch(origin):
-            yield f"{format_setting(path, origin)}: not an origin's name; use 1 to 256 characters"
+        if not ORIGIN_NAME.fullmatch(origin):
+            yield f"{format_setting(path, origin)}: not an origin name; use 1 to 256 characters"
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,11 +1,12 @@
-"""The table on disk: one SQLite file, which one server at a time may write.
+"""The table on disk: an SQLite file that one server at a time may write.
 
-Who may is fenced by an epoch: a server takes the lease by raising it, and each transaction looks first
-whether it is still its own. So a server that was taken for dead, and wakes up, can't write any more.
-Whether another one lives is told by its heartbeat alone: no clock is compared with another's.
+An epoch fences the writers. A server takes the lease by increasing the epoch, and each transaction first
+checks that the epoch is still the server's own. A server that was paused and wakes up after another one took
+over can therefore not write any more. Only the heartbeat counter says whether another server is alive: the
+clocks of two servers are never compared.
 
-SQLite writes ahead (WAL) and syncs at every commit: an acknowledged report survives the machine's end, not
-only the process's. Reports are committed in groups, so the cost is per group.
+SQLite uses a write-ahead log and syncs it at every commit, so an acknowledged report survives a crash of the
+machine too. Reports are committed in groups, so there is one sync per group.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from replayfilter.core.clock.expiry import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.watermark.stages import Lows
 from replayfilter.errors import WatermarkError
-from replayfilter.watermark.table import Changes, OriginRow, Partition
+from replayfilter.watermark.snapshots import PartitionReport
+from replayfilter.watermark.stage_row import StoredOrigin
+from replayfilter.watermark.table import Changes
 
 VERSION = 1
 _SCHEMA = """
@@ -46,8 +49,8 @@ CREATE TABLE IF NOT EXISTS history (
     PRIMARY KEY (stage, at_us)
 ) WITHOUT ROWID;
 """
-# One statement for all rows: SQLite runs it without Python's lock, so reads are answered meanwhile.
-_PUT_ORIGINS = """
+# One statement for all rows: SQLite runs it without Python's global lock, so reads go on meanwhile.
+_UPSERT_ORIGINS = """
 INSERT INTO origin
 SELECT ?1, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM json_each(?2)
 WHERE true ON CONFLICT (stage, name) DO UPDATE SET progress = excluded.progress,
@@ -56,29 +59,32 @@ WHERE true ON CONFLICT (stage, name) DO UPDATE SET progress = excluded.progress,
 """
 
 
-class Fenced(Exception):
-    """Another server has taken the store over."""
+class FencedError(Exception):
+    """Another server has taken the lease."""
 
 
 class Lease(NamedTuple):
-    """Who writes: ``beat`` goes up while the owner lives; ``owner`` is empty once it has ended properly."""
+    """Who may write. ``beat`` increases while the owner is alive; ``owner`` is empty after a clean stop."""
 
     epoch: int
     beat: int
     owner: str
 
 
-class Stored(NamedTuple):
-    """What the store holds of one stage."""
+class StoredStage(NamedTuple):
+    """What the store has of one stage."""
 
     lows: Lows
     moved_us: int | None
-    origins: list[OriginRow]
-    partitions: dict[str, Partition]
+    origins: list[StoredOrigin]
+    partitions: dict[str, PartitionReport]
+
+
+HistoryPoint = tuple[int, int | None, int | None, int | None]  # at, input low, output low, largest time
 
 
 class Store:
-    """The file. Used by one thread at a time. Raises WatermarkError if it can't be opened."""
+    """The file, for use by one thread at a time. Raises WatermarkError if it can't be opened."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -91,14 +97,12 @@ class Store:
             if version == 0:
                 self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
         except sqlite3.Error as error:
-            remedy = (
-                "name a file that this user may write, on a disk of this machine, in a folder that exists"
-            )
+            remedy = "use a file in an existing folder on a local disk, which this user may write"
             raise WatermarkError(f"server.store = {path}: can't be opened ({error}); {remedy}") from None
         if mode != "wal" or version not in (0, VERSION):
-            remedy = "use another file, or the version of replayfilter that wrote it"
+            remedy = "use another file, or the version of replayfilter that wrote this one"
             raise WatermarkError(
-                f"server.store = {path}: has version {version}, this program {VERSION}; {remedy}"
+                f"server.store = {path}: has version {version}, this program needs {VERSION}; {remedy}"
             )
 
     def close(self) -> None:
@@ -108,11 +112,11 @@ class Store:
     # ---- the lease -------------------------------------------------------------------------------
 
     def lease(self) -> Lease:
-        """Who writes now."""
+        """The present lease."""
         return Lease(*self._db.execute("SELECT epoch, beat, owner FROM lease").fetchone())
 
-    def take(self, seen: Lease, owner: str) -> bool:
-        """Become the one who writes, if nothing has happened since ``seen`` was read."""
+    def take_lease(self, seen: Lease, owner: str) -> bool:
+        """Take the lease, if it is still as it was when ``seen`` was read."""
         with self._immediate():
             if self.lease() != seen:
                 return False
@@ -122,15 +126,15 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is written within it, or nothing, and a heartbeat; Fenced if another is the owner."""
+        """A transaction with a heartbeat. Raises FencedError if this server no longer has the lease."""
         with self._immediate():
-            changed = self._db.execute("UPDATE lease SET beat = beat + 1 WHERE epoch = ?", (self.epoch,))
-            if changed.rowcount == 0:
-                raise Fenced
+            updated = self._db.execute("UPDATE lease SET beat = beat + 1 WHERE epoch = ?", (self.epoch,))
+            if updated.rowcount == 0:
+                raise FencedError
             yield
 
-    def release(self) -> None:
-        """Let the next server begin at once."""
+    def release_lease(self) -> None:
+        """Give the lease up, so that the next server can take it at once."""
         with self._immediate():
             self._db.execute("UPDATE lease SET owner = '' WHERE epoch = ?", (self.epoch,))
 
@@ -146,8 +150,8 @@ class Store:
 
     # ---- the table -------------------------------------------------------------------------------
 
-    def load(self, stage: str) -> Stored:
-        """What is known of a stage; empty if nothing is."""
+    def load(self, stage: str) -> StoredStage:
+        """A stage as it was stored; empty if it is new."""
         row = self._db.execute(
             "SELECT input_low, output_low, moved_us FROM stage WHERE name = ?", (stage,)
         ).fetchone()
@@ -160,31 +164,31 @@ class Store:
             "WHERE stage = ?",
             (stage,),
         )
-        return Stored(
+        return StoredStage(
             lows,
             moved,
-            [OriginRow(name, p, since, bool(idle), *rest) for name, p, since, idle, *rest in origins],
-            {name: Partition(*rest) for name, *rest in partitions},
+            [StoredOrigin(name, p, since, bool(idle), *rest) for name, p, since, idle, *rest in origins],
+            {name: PartitionReport(*rest) for name, *rest in partitions},
         )
 
     def write(self, changes: Mapping[str, Changes]) -> None:
-        """Write what changed; within a transaction."""
+        """Write changes, within a transaction."""
         for stage, change in changes.items():
             self._db.execute(
                 "INSERT OR REPLACE INTO stage VALUES (?, ?, ?, ?)",
                 (stage, change.lows.input, change.lows.output, change.moved_us),
             )
             if change.removed:
-                gone = "DELETE FROM origin WHERE stage = ? AND name IN (SELECT value FROM json_each(?))"
-                self._db.execute(gone, (stage, json.dumps(change.removed)))
+                delete = "DELETE FROM origin WHERE stage = ? AND name IN (SELECT value FROM json_each(?))"
+                self._db.execute(delete, (stage, json.dumps(change.removed)))
             if change.origins:
                 rows = json.dumps(
                     [
-                        (o.name, o.progress, o.since_us, int(o.idle), o.place, o.declared_by)
+                        (o.name, o.progress, o.since_us, int(o.idle), o.partition, o.declared_by)
                         for o in change.origins
                     ]
                 )
-                self._db.execute(_PUT_ORIGINS, (stage, rows))
+                self._db.execute(_UPSERT_ORIGINS, (stage, rows))
             for name, part in change.partitions.items():
                 if part is None:
                     self._db.execute("DELETE FROM partition WHERE stage = ? AND name = ?", (stage, name))
@@ -194,25 +198,23 @@ class Store:
                     "INSERT OR REPLACE INTO partition VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (stage, name, *values)
                 )
 
-    # ---- the past --------------------------------------------------------------------------------
+    # ---- the history -----------------------------------------------------------------------------
 
     def add_history(self, at_us: int, points: Mapping[str, tuple[Lows, int]], keep_us: int) -> None:
-        """Add a point for each stage, its lows and largest time; drop those older than ``keep_us``."""
+        """Add a point for each stage (lows, largest event time). Delete points older than ``keep_us``."""
         self._db.executemany(
             "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?)",
-            [(stage, at_us, lows.input, lows.output, front) for stage, (lows, front) in points.items()],
+            [(stage, at_us, lows.input, lows.output, time) for stage, (lows, time) in points.items()],
         )
         for stage in points:
             self._db.execute("DELETE FROM history WHERE stage = ? AND at_us < ?", (stage, at_us - keep_us))
 
-    def history(
-        self, stage: str, since_us: int, points: int
-    ) -> list[tuple[int, int | None, int | None, int | None]]:
-        """(at, input low, output low, front) since a time, thinned out to about ``points``."""
+    def history(self, stage: str, since_us: int, points: int) -> list[HistoryPoint]:
+        """The history of a stage since a time, reduced to about ``points`` points."""
         rows = self._db.execute(
             "SELECT at_us, nullif(input_low, ?1), nullif(output_low, ?1), nullif(front, ?1) "
             "FROM history WHERE stage = ?2 AND at_us >= ?3 ORDER BY at_us",
             (UNKNOWN, stage, since_us),
         ).fetchall()
         step = max(1, len(rows) // points)
-        return rows[::-1][::step][::-1]  # the newest is always among them
+        return rows[::-1][::step][::-1]  # backwards, so that the newest is always included

@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Times in commands and query parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
 def parse_time(text: str) -> int:
-    """Microseconds since the epoch; from ISO 8601 (UTC where no offset is given) or a plain number of them.
+    """A time in microseconds since the epoch, from ISO 8601 (UTC if there is no offset) or a plain number.
 
     Raises ``ValueError`` for any other text.
 
@@ -30,10 +30,10 @@ def parse_time(text: str) -> int:
     return (instant - _EPOCH) // timedelta(microseconds=1)
 
 
-def show_time(time_us: int | None) -> str:
-    """ISO 8601 in UTC, to the second; the number itself where no calendar reaches, "unknown" for None.
+def format_time(time_us: int | None) -> str:
+    """ISO 8601 in UTC, to the second. A number for times after the year 9999, and "unknown" for None.
 
-    >>> show_time(1767225601000000), show_time(None), show_time(2**62)
+    >>> format_time(1767225601000000), format_time(None), format_time(2**62)
     ('2026-01-01T00:00:01Z', 'unknown', '4611686018427387904 us')
     """
     if time_us is None:

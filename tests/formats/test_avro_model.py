@@ -64,15 +64,14 @@ def typed_values(draw: st.DrawFn, names: Any, depth: int) -> tuple[Any, Any, Any
             return (["null", kind], value, key) if kind != "null" else (["int", "null"], value, key)
         case "array":
             kind, value, key = draw(typed_values(names, depth - 1))
-            if kind == "null" or (isinstance(kind, dict) and kind["type"] in ("fixed", "record")):
-                kind, value, key = (
-                    ["null", kind] if kind != "null" else "int",
-                    1 if kind == "null" else value,
-                    key,
-                )
-                key = value if kind == "int" else key
+            # Items must take at least one byte, or the schema is refused.
+            items: Any = kind
+            if kind == "null":
+                items, value, key = "int", 1, 1
+            elif isinstance(kind, dict) and kind["type"] in ("fixed", "record"):
+                items = ["null", kind]
             times = draw(st.integers(0, 3))
-            return {"type": "array", "items": kind}, [value] * times, [key] * times
+            return {"type": "array", "items": items}, [value] * times, [key] * times
         case "map":
             kind, value, key = draw(typed_values(names, depth - 1))
             keys = draw(st.lists(st.sampled_from("ab"), unique=True))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replayfilter.formats.avro.schemas import fingerprint_of
-from replayfilter.formats.avro.shape import SchemaError, shape_of
+from replayfilter.formats.avro.shape import SchemaError, Want, shape_of
 from tests.support.extractions import (
     record_schema,
 )
@@ -31,8 +31,8 @@ def test_fingerprints_are_those_of_the_avro_project(text: str, crc: int) -> None
 )  # fmt: skip
 def test_arrays_of_items_without_bytes_are_refused(items: Any) -> None:
     """Nine bytes are enough to announce 2**62 items."""
-    schema = {"type": "record", "name": "Top", "fields": [{"name": "id", "type": "int"}]}
-    schema["fields"].append({"name": "a", "type": {"type": "array", "items": items}})
+    array = {"type": "array", "items": items}
+    schema = record_schema(id="int", a=array) | {"name": "Top"}
     with pytest.raises(SchemaError, match="items take no bytes"):
         shape_of((json.dumps(schema),), {"id": {}})
 
@@ -59,7 +59,8 @@ def test_a_type_used_many_times_stays_small(leaf: str) -> None:
         fields.append({"name": f"f{depth}", "type": ["null", named]})
     fields.append({"name": "id", "type": "int"})
     schema: dict[str, Any] = {"type": "record", "name": "Top", "fields": fields}
-    for want in ({"id": {}}, {}):
+    wants: tuple[Want, ...] = ({"id": {}}, {})
+    for want in wants:
         assert shape_of((json.dumps(schema),), want).read(BytesIO(bytes(40) + b"\x02"))["id"] == 1
     fields.append({"name": "array", "type": {"type": "array", "items": "T39"}})
     if leaf == "null":

@@ -99,7 +99,7 @@ def test_an_unknown_id_is_a_record_error(server: RegistryServer, monkeypatch: py
     assert "/schemas/ids/-1" not in server.requests
     server.add(7, ORDER)
     later = time.monotonic() + 31
-    monkeypatch.setattr(registry_module.time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     assert reasons(extract(RecordColumns([order("a", id_=7)]))) == []
 
 
@@ -214,7 +214,7 @@ def test_references_to_other_schemas(server: RegistryServer) -> None:
     ],
 )
 def test_schemas_that_cannot_be_used(
-    server: RegistryServer, schema: object, more: dict[str, str], words: str
+    server: RegistryServer, schema: object, more: dict[str, Any], words: str
 ) -> None:
     server.add(1, schema, **more)
     server.add(2, ORDER)

@@ -47,8 +47,12 @@ def extract(extractor: Extractor, columns: RecordColumns) -> None:
         assert not result.digests[row].any()
     if n > 1:
         row = n // 2
-        every = (columns.values, columns.keys, columns.timestamps_ms, columns.headers)
-        single = extractor(RecordColumns(*(column[row : row + 1] for column in every)))
+        only = slice(row, row + 1)
+        single = extractor(
+            RecordColumns(
+                columns.values[only], columns.keys[only], columns.timestamps_ms[only], columns.headers[only]
+            )
+        )
         assert single.expiry[0] == result.expiry[row]
         assert single.digests[0].tolist() == result.digests[row].tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -46,7 +47,7 @@ def confluent(schema: Any, value: Any, id_: int, **named: Any) -> bytes:
 
 def extract_plain(
     schema: Any,
-    values: list[bytes | None],
+    values: Sequence[bytes | None],
     key: tuple[str, ...] = ("id",),
     expiry: str | None = None,
     unit: str = "ms",

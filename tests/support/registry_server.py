@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Reference = Mapping[str, str | int]
+Reference = Mapping[str, object]
 
 FAST_RETRIES = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}  # avro.options
 
@@ -40,7 +40,7 @@ class RegistryServer:
         """The address to put into avro.registry."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def add(self, id_: int, schema: object, references: tuple[Reference, ...] = (), **more: str) -> None:
+    def add(self, id_: int, schema: object, references: tuple[Reference, ...] = (), **more: Any) -> None:
         """Register a schema under an id, and under the subject ``s<id>``, version 1."""
         self.schemas[id_] = {"schema": json.dumps(schema), **more}
         if references:

@@ -1,4 +1,4 @@
-"""A watermark server as a process of its own, to be asked over HTTP, killed and paused."""
+"""A watermark server in a process of its own, which tests can query, kill and pause."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 
 
 def write_config(folder: Path, text: str, name: str = "watermark.toml", **server: str | int) -> Path:
-    """A config in ``folder`` on any free port, with a short lease; ``server`` sets keys of [server]."""
+    """Write a config into ``folder``: any free port, a short lease; ``server`` sets keys of [server]."""
     keys = {"port": 0, "lease": "600ms", "store": "watermark.db"} | server
     lines = [
         f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in keys.items()
@@ -31,7 +31,7 @@ def write_config(folder: Path, text: str, name: str = "watermark.toml", **server
 
 
 class ServerProcess:
-    """The server, started and active unless ``standby``; use it as a context manager."""
+    """Starts the server, and waits until it is active unless ``standby``. A context manager."""
 
     def __init__(
         self, config: Path, *, standby: bool = False, token: str = "", core: int | None = None
@@ -57,16 +57,16 @@ class ServerProcess:
 
     def _find_url(self) -> str:
         assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:  # select() can't look at descriptors above 1,024
+        with selectors.DefaultSelector() as selector:  # select() does not support descriptors above 1,024
             selector.register(self.process.stdout, selectors.EVENT_READ)
             ready = selector.select(90)
         line = self.process.stdout.readline() if ready else ""
         found = re.fullmatch(r"watermark: (http://\S+)\n", line)
-        assert found, f"it said {line!r} and {self.log.read_text()}"
+        assert found, f"it printed {line!r} and {self.log.read_text()}"
         return found[1]
 
     def wait_for_role(self, role: str, seconds: float = 15) -> None:
-        """Return once the server says so of itself."""
+        """Wait until the server has this role."""
         deadline = time.monotonic() + seconds
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -77,8 +77,8 @@ class ServerProcess:
             time.sleep(0.02)
 
     def get(self, path: str, **query: Any) -> Any:
-        """The answer to a GET, which must succeed."""
-        response = self._ask(lambda: self.http.get(path, params=query))
+        """The response to a GET, which must succeed."""
+        response = self._retry(lambda: self.http.get(path, params=query))
         assert response.status_code == 200, response.text
         return response.json()
 
@@ -91,17 +91,17 @@ class ServerProcess:
         sequence: int = 1,
         **fields: Any,
     ) -> Any:
-        """Report one partition; the answer."""
+        """Report one partition; returns the response."""
         report = {"stage": stage, "origins": dict(origins or {}), **fields}
         body = {"session": session, "sequence": sequence, "reports": [report]}
-        response = self._ask(lambda: self.http.post("/v1/report", json=body))
+        response = self._retry(lambda: self.http.post("/v1/report", json=body))
         assert response.status_code == 200, response.text
         return response.json()
 
-    def _ask(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
-        """Ask again while the server stands by: a busy machine may hold it up for longer than its lease."""
+    def _retry(self, request: Callable[[], httpx.Response]) -> httpx.Response:
+        """Retry while the server is a standby: on a busy machine it may pause for longer than its lease."""
         deadline = time.monotonic() + 15
-        while (response := ask()).status_code == 503 and time.monotonic() < deadline:
+        while (response := request()).status_code == 503 and time.monotonic() < deadline:
             time.sleep(0.1)
         return response
 
@@ -115,7 +115,7 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the server with SIGKILL."""
         self.process.kill()
         self.process.wait(10)
 

@@ -1,4 +1,4 @@
-"""``replayfilter watermark``: configs with faults, waiting, exit codes."""
+"""``replayfilter watermark``: errors in a config, waiting, exit codes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def test_waiting_returns_when_the_hour_is_complete(tmp_path: Path) -> None:
         timer.join()
         assert (result.exit_code, result.stdout) == (0, "web: complete to 1970-01-01T01:00:00Z\n")
         result = runner.invoke(app, [*arguments, "--timeout", "0s"])
-        assert result.exit_code == 0, "an hour that is complete already"
+        assert result.exit_code == 0, "the hour is complete already"
 
 
-def test_a_timeout_is_three_and_lists_who_is_missing(tmp_path: Path) -> None:
+def test_a_timeout_exits_with_3_and_lists_the_missing_origins(tmp_path: Path) -> None:
     with ServerProcess(write_config(tmp_path, STAGES)) as server:
         server.report("web", {"a": 3_600_000_000})
         environment = {"REPLAYFILTER_WATERMARK_SERVER": server.url}
         arguments = ["watermark", "wait", "web", "3600000000", "--timeout", "500ms"]
         result = runner.invoke(app, arguments, env=environment)
         assert (result.exit_code, result.stdout) == (3, "")
-        assert "1 more must come of these 2: b, c" in result.stderr
+        assert "1 of these 2 origins must still arrive: b, c" in result.stderr
         assert "complete only to unknown" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["wait", "web", "noon"], 2, "ISO 8601"),
         (["wait", "web", "0", "--timeout", "soon"], 2, "duration"),
@@ -49,18 +49,18 @@ def test_a_timeout_is_three_and_lists_who_is_missing(tmp_path: Path) -> None:
             1,
             "no watermark server",
         ),
-        (["serve", "missing.toml"], 2, "there is no such file"),
+        (["serve", "missing.toml"], 2, "no such file"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
-def test_exit_codes(arguments: list[str], code: int, said: str) -> None:
+def test_exit_codes(arguments: list[str], code: int, message: str) -> None:
     result = runner.invoke(app, ["watermark", *arguments])
     assert result.exit_code == code, result.output
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_all_faults_of_a_config_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_of_a_config_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
     stages = """
 [stages.a]
@@ -77,21 +77,21 @@ roster = ["x", ""]
     assert len(lines) == len(heads)
     assert all(line.startswith(head) for line, head in zip(lines, heads, strict=True)), lines
     path.write_text('[server]\nprt = 1\nlease = "1"\n[stages.a]\ncompleteness = "99.9"\nrooster = []')
-    faults = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
-    assert len(faults) == 4
-    assert any("did you mean server.port?" in fault for fault in faults)
-    assert any("a stage has upstream, roster, completeness" in fault for fault in faults)
+    errors = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
+    assert len(errors) == 4
+    assert any("did you mean server.port?" in error for error in errors)
+    assert any("a stage has upstream, roster, completeness" in error for error in errors)
     path.write_text(
         '[server]\ntoken = "${NO_SUCH_VARIABLE}"\n[stages.a]\nupstream = ["b"]\n[stages.b]\nupstream = ["a"]'
     )
-    token, circle = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
+    token, cycle = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
     assert "NO_SUCH_VARIABLE" in token
-    assert "in a circle: " in circle
+    assert "in a cycle: " in cycle
     path.write_text("[server]\nport = 0\n")
     assert "stages: missing" in runner.invoke(app, ["watermark", "serve", str(path)]).stderr
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         path = write_config(tmp_path, STAGES, port=taken.getsockname()[1])
         result = runner.invoke(app, ["watermark", "serve", str(path)])

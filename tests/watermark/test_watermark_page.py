@@ -1,4 +1,4 @@
-"""The server's page in a real browser: Debian's chromium, driven over its debugging protocol."""
+"""The server's page in a real browser: headless Chromium, driven by its debugging protocol."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ import pytest
 from tests.support.server_process import ServerProcess, write_config
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium")
 HOUR = 3600 * 10**6
 EVIL = "<img src=x onerror=document.title='evil'>"
 
 
 class Browser:
-    """One page of a headless chromium, over the pipe of its debugging protocol."""
+    """One page of a headless Chromium, driven by its debugging protocol over pipes."""
 
     def __init__(self, profile: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         flags += ["--window-size=1100,1300", f"--user-data-dir={profile}", "--remote-debugging-pipe"]
-        # The browser reads commands from descriptor 3 and writes answers to 4.
+        # The browser reads commands from descriptor 3 and writes responses to 4.
         script = f'exec 3<&{ours[0]} 4>&{theirs[1]}; exec "$@"'
         self.process = subprocess.Popen(
             ["bash", "-c", script, "browser", str(CHROMIUM), *flags, "about:blank"],
@@ -44,13 +44,13 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.errors: list[str] = []
-        target = self.do("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
-            self.do(f"{domain}.enable")
+            self.call(f"{domain}.enable")
 
-    def do(self, method: str, **parameters: Any) -> Any:
-        """Run a command of the protocol; its result."""
+    def call(self, method: str, **parameters: Any) -> Any:
+        """Call a method of the protocol; returns its result."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -69,16 +69,16 @@ class Browser:
     def _message(self) -> bytes:
         data = bytearray()
         while (byte := self._in.read(1)) != b"\0":
-            assert byte, "the browser has ended"
+            assert byte, "the browser has stopped"
             data += byte
         return bytes(data)
 
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression on the page."""
-        return self.do("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = 30) -> Any:
-        """Wait until an expression is true; its value."""
+        """Wait until an expression is true; returns its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.evaluate(script)):
             assert time.monotonic() < deadline, (
@@ -90,11 +90,11 @@ class Browser:
         return value
 
     def screenshot(self, path: Path) -> None:
-        """The page as a PNG."""
-        path.write_bytes(base64.b64decode(self.do("Page.captureScreenshot")["data"]))
+        """Save the page as a PNG."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self) -> None:
-        """End it."""
+        """Stop the browser."""
         self._out.close()
         self._in.close()
         self.process.terminate()
@@ -109,34 +109,34 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def fill(server: ServerProcess, store: Path) -> None:
-    """Three hours of a past, and a present in which two hosts lag and one was never heard of."""
+    """Three hours of history, and a present in which two hosts lag and a third one has never reported."""
     now = time.time_ns() // 1000
     progress = {f"host-{number:02d}": now - number * 1_000_000 for number in range(40)}
     progress |= {"host-38": now - HOUR // 2, "host-39": now - HOUR}
     server.report("orders", partition="orders-0", oldest=now - HOUR - 60 * 10**6)
     server.report("web", {**progress, EVIL: 5}, sequence=2)
-    with sqlite3.connect(store, timeout=10) as beside:
+    with sqlite3.connect(store, timeout=10) as history:
         for at in range(now - 3 * HOUR, now, 60 * 10**6):
-            stall = max(0, at - (now - HOUR))  # for an hour the watermark has stood still
+            stall = max(0, at - (now - HOUR))  # the watermark has not moved for an hour
             low = at - 30 * 10**6 - stall
             rows = [("web", at, low, low, at), ("orders", at, low, low - 240 * 10**6, at)]
-            beside.executemany("INSERT INTO history VALUES (?, ?, ?, ?, ?)", rows)
-    beside.close()
+            history.executemany("INSERT INTO history VALUES (?, ?, ?, ?, ?)", rows)
+    history.close()
 
 
-def test_the_page_shows_the_watermarks_and_who_lags(tmp_path: Path, browser: Browser) -> None:
+def test_the_page_shows_the_watermarks_and_the_slowest_origins(tmp_path: Path, browser: Browser) -> None:
     names = [f"host-{number:02d}" for number in range(41)]
     stages = f'[stages.web]\nroster = {json.dumps(names)}\ncompleteness = "0.97"\n'
     stages += '[stages.orders]\nupstream = ["web"]\n[stages.empty]\n'
     config = write_config(tmp_path, stages, token="hush")
     with ServerProcess(config, token="hush") as server:
         fill(server, tmp_path / "watermark.db")
-        browser.do("Page.navigate", url=server.url)
+        browser.call("Page.navigate", url=server.url)
         browser.wait_for("!document.getElementById('login').hidden")
         browser.evaluate(
             "document.getElementById('token').value = 'wrong'; document.querySelector('button').click()"
         )
-        browser.wait_for("document.getElementById('trouble').textContent.includes('wrong one')")
+        browser.wait_for("document.getElementById('trouble').textContent.includes('missing or wrong')")
         browser.evaluate(
             "document.getElementById('token').value = 'hush'; document.querySelector('button').click()"
         )
@@ -144,16 +144,16 @@ def test_the_page_shows_the_watermarks_and_who_lags(tmp_path: Path, browser: Bro
         assert browser.evaluate("document.getElementById('login').hidden")
         web = browser.evaluate("document.getElementById('stage-web').innerText")
         assert "41 origins, 0 idle, 1 may lag (0.97)" in web
-        assert "held by origins: host-40, host-39" in web
-        assert re.search(r"host-40\s+unknown\s+not heard of yet\s+never", web)
+        assert "held back by origins: host-40, host-39" in web
+        assert re.search(r"host-40\s+unknown\s+no report yet\s+never", web)
         assert re.search(r"host-39\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s+1(\.0)? h", web)
-        assert EVIL in web, "as text"
-        assert "held by work: orders-0" in browser.evaluate(
+        assert EVIL in web, "it is shown as text"
+        assert "held back by work: orders-0" in browser.evaluate(
             "document.getElementById('stage-orders').innerText"
         )
         empty = "document.getElementById('stage-empty').querySelector('svg').textContent"
-        assert browser.evaluate(empty) == "nothing to draw yet"
-        # Three hours: the front rises all the way, the watermark stands still for the last of them.
+        assert browser.evaluate(empty) == "no history yet"
+        # Over three hours the largest time rises, and the watermark does not move in the last one.
         points = "document.querySelector('#stage-web polyline.%s').getAttribute('points')"
         front, low = (
             [tuple(map(float, point.split(","))) for point in browser.evaluate(points % name).split()]
@@ -162,7 +162,7 @@ def test_the_page_shows_the_watermarks_and_who_lags(tmp_path: Path, browser: Bro
         assert len(front) > 150
         assert [y for _, y in front[:170]] == sorted((y for _, y in front[:170]), reverse=True)
         assert front[0][1] - front[170][1] > 100
-        assert len({y for _, y in low[125:175]}) == 1, "stands still"
+        assert len({y for _, y in low[125:175]}) == 1, "does not move"
         assert low[0][1] - low[115][1] > 50
         before = browser.evaluate("document.getElementById('global').textContent")
         browser.wait_for(f"document.getElementById('global').textContent != {json.dumps(before)}")
@@ -174,12 +174,12 @@ def test_the_page_shows_the_watermarks_and_who_lags(tmp_path: Path, browser: Bro
             browser.screenshot(Path(os.environ["WATERMARK_SCREENSHOT"]))
         assert browser.evaluate("document.title") == "Low watermarks"
         errors = [error for error in browser.errors if "401" not in error]
-        assert errors == [], "nor does the content security policy stop anything of ours"
+        assert errors == [], "the content security policy blocks nothing that the page needs"
         server.kill()
         browser.wait_for("!document.getElementById('trouble').hidden")
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
     with ServerProcess(write_config(tmp_path, "[stages.web]\nroster = []")) as server:
         for path in ("/", "/page.js"):
             response = httpx.get(server.url + path)

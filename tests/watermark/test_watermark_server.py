@@ -1,4 +1,4 @@
-"""The server over HTTP: what it answers, what it refuses, and what it still knows after kill -9."""
+"""The server over HTTP: responses, errors, and what it still knows after kill -9."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from replayfilter.watermark import api
-from replayfilter.watermark.server import ROUTES
+from replayfilter.watermark.routes import ROUTES
 from tests.support.server_process import ServerProcess, write_config
 
 STAGES = """
@@ -43,19 +43,21 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield started
 
 
-def test_reports_move_the_watermark_and_it_goes_along_the_stages(server: ServerProcess) -> None:
+def test_reports_move_the_watermark_of_a_stage_and_of_those_downstream(server: ServerProcess) -> None:
     assert server.low("web") is None
-    answer = server.report("web", {"a": 10, "b": 20, "c": 30, "zz": 99})
-    assert answer == {
+    response = server.report("web", {"a": 10, "b": 20, "c": 30, "zz": 99})
+    assert response == {
         "stages": {"web": {"input_low": 20, "output_low": 20, "upstream_low": None}},
         "unknown": ["zz"],
         "unknown_count": 1,
         "stale": 0,
     }
     assert (server.low("web"), server.low("join")) == (20, 20)
-    assert server.get("/v1/low")["low"] is None, "chained knows nothing yet"
-    answer = server.report("join", partition="p", oldest=15)
-    assert answer["stages"]["join"] == {"input_low": 20, "output_low": 20, "upstream_low": 20}, "never back"
+    assert server.get("/v1/low")["low"] is None, "chained has no watermark yet"
+    response = server.report("join", partition="p", oldest=15)
+    assert response["stages"]["join"] == {"input_low": 20, "output_low": 20, "upstream_low": 20}, (
+        "it never goes back"
+    )
     server.report("web", {"a": 100, "b": 100}, sequence=2)
     assert server.get("/v1/stages/join/low") == {"stage": "join", "low": 20, "input_low": 100}
     held = server.get("/v1/stages/join")["held"]
@@ -64,9 +66,9 @@ def test_reports_move_the_watermark_and_it_goes_along_the_stages(server: ServerP
     assert server.low("join") == 100
 
 
-def test_a_stage_that_counts_partitions_waits_for_each(server: ServerProcess) -> None:
+def test_a_stage_that_counts_partitions_laggards_for_each(server: ServerProcess) -> None:
     server.report("chained", partition="0", low=50)
-    assert server.get("/v1/stages/chained")["held"]["names"] == ["1 not heard of yet"]
+    assert server.get("/v1/stages/chained")["held"]["names"] == ["1 without a report yet"]
     server.report("chained", partition="1", low=70, sequence=2)
     assert server.low("chained") == 50
     server.report("chained", partition="0", low=40, sequence=3)
@@ -80,21 +82,21 @@ def test_a_stage_that_counts_partitions_waits_for_each(server: ServerProcess) ->
     assert server.http.delete("/v1/stages/chained/partitions/0").status_code == 404
 
 
-def test_late_and_doubled_reports_change_nothing_but_what_only_rises(server: ServerProcess) -> None:
+def test_late_and_repeated_reports_only_raise_times(server: ServerProcess) -> None:
     server.report("web", {"b": 50, "c": 50}, partition="0", oldest=30, session=2, sequence=7)
     assert server.low("web") == 30
-    answer = server.report("web", {"b": 60, "c": 60}, partition="0", session=2, sequence=6)
-    assert answer["stale"] == 1
-    assert server.low("web") == 30, "the work reported later is still unfinished"
-    assert server.report("web", partition="0", session=1, sequence=99)["stale"] == 1, "an older client's"
+    response = server.report("web", {"b": 60, "c": 60}, partition="0", session=2, sequence=6)
+    assert response["stale"] == 1
+    assert server.low("web") == 30, "the later report says that the work is unfinished"
+    assert server.report("web", partition="0", session=1, sequence=99)["stale"] == 1, "from an older client"
     assert server.low("web") == 30
-    assert server.report("web", partition="0", session=3, sequence=0)["stale"] == 0, "a newer client's"
+    assert server.report("web", partition="0", session=3, sequence=0)["stale"] == 0, "from a newer client"
     assert server.low("web") == 60
     assert server.report("web", {"b": 1}, partition="0", session=3, sequence=0)["stale"] == 0
     assert server.low("web") == 60
 
 
-def test_is_the_window_closed_and_who_is_missing(server: ServerProcess) -> None:
+def test_a_window_says_whether_it_is_closed_and_which_origins_are_missing(server: ServerProcess) -> None:
     server.report("web", {"a": HOUR - 1, "b": HOUR - 2})
     window = server.get("/v1/stages/web/window", end="1970-01-01T01:00:00Z")
     assert (window["closed"], window["missing"], window["behind"]) == (False, 2, 3)
@@ -106,7 +108,7 @@ def test_is_the_window_closed_and_who_is_missing(server: ServerProcess) -> None:
     assert (window["closed"], window["missing"], window["behind"]) == (True, 0, 1)
 
 
-def test_waiting_ends_when_the_time_is_passed_or_the_patience_over(server: ServerProcess) -> None:
+def test_waiting_ends_when_the_window_closes_or_the_time_is_over(server: ServerProcess) -> None:
     started = time.monotonic()
     assert not server.get("/v1/stages/join/wait", end=5, seconds=1)["closed"]
     assert 0.9 < time.monotonic() - started < 5
@@ -118,7 +120,7 @@ def test_waiting_ends_when_the_time_is_passed_or_the_patience_over(server: Serve
     timer.join()
 
 
-def test_health_says_who_holds_it_back_since_when_and_by_how_much(server: ServerProcess) -> None:
+def test_health_says_what_holds_a_stage_back_since_when_and_by_how_much(server: ServerProcess) -> None:
     before = time.time_ns() // 1000
     server.report("web", {"a": 10, "b": 20, "c": 90})
     (web,) = (stage for stage in server.get("/v1/health")["stages"] if stage["stage"] == "web")
@@ -129,17 +131,19 @@ def test_health_says_who_holds_it_back_since_when_and_by_how_much(server: Server
     assert before <= first["since_us"] <= time.time_ns() // 1000
 
 
-def test_a_stage_without_a_roster_names_the_laggards_that_its_client_tells(server: ServerProcess) -> None:
-    waits = {"lagging": 30, "may_lag": 10, "slowest": {"x": None}}
-    server.report("bare", partition="", laggards=waits)
+def test_a_stage_without_a_roster_names_the_laggards_that_its_client_reports(server: ServerProcess) -> None:
+    laggards = {"lagging": 30, "may_lag": 10, "slowest": {"x": None}}
+    server.report("bare", partition="", laggards=laggards)
     held = server.get("/v1/stages/bare")["held"]
     assert (held["by"], held["names"], held["count"]) == ("origins", ["x"], 30), "no low is known yet"
     before = time.time_ns() // 1000
-    waits = {"lagging": 12, "may_lag": 10, "slowest": {"x": 10, "y": 15, "z": 20}, "front": 90}
-    server.report("bare", partition="", low=20, laggards=waits, sequence=2)
+    laggards = {"lagging": 12, "may_lag": 10, "slowest": {"x": 10, "y": 15, "z": 20}, "front": 90}
+    server.report("bare", partition="", low=20, laggards=laggards, sequence=2)
     server.report("bare", partition="p", backlog=7, sequence=3)
     first = server.get("/v1/health")
-    server.report("bare", partition="", low=20, laggards=waits | {"slowest": {"x": 10, "y": 16}}, sequence=4)
+    server.report(
+        "bare", partition="", low=20, laggards=laggards | {"slowest": {"x": 10, "y": 16}}, sequence=4
+    )
     stages = [
         {each["stage"]: each for each in at["stages"]}["bare"] for at in (first, server.get("/v1/health"))
     ]
@@ -147,7 +151,7 @@ def test_a_stage_without_a_roster_names_the_laggards_that_its_client_tells(serve
     assert (held["by"], held["names"], held["count"], held["behind_us"]) == ("origins", ["x", "y"], 12, 70)
     found = [{each["origin"]: each for each in stage["slowest"]} for stage in stages]
     assert found[1]["x"]["since_us"] == found[0]["x"]["since_us"] >= before
-    assert found[1]["y"]["since_us"] > found[0]["y"]["since_us"], "it went ahead meanwhile"
+    assert found[1]["y"]["since_us"] > found[0]["y"]["since_us"], "it advanced in between"
     assert (found[1]["x"]["progress"], found[1]["x"]["behind_us"]) == (10, 80)
     window = server.get("/v1/stages/bare/window", end=16)
     assert (window["closed"], window["missing"]) == (True, 0)
@@ -158,16 +162,16 @@ def test_a_stage_without_a_roster_names_the_laggards_that_its_client_tells(serve
     assert names == ["", "p"]
     server.report("bare", partition="p", low=19, sequence=5)
     assert server.low("bare") == 20
-    assert server.get("/v1/stages/bare")["held"]["names"] == ["p"], "the whole is further than it by now"
+    assert server.get("/v1/stages/bare")["held"]["names"] == ["p"], "the other report is ahead of it"
 
 
-def test_the_roster_changes_by_request_but_not_against_the_config(server: ServerProcess) -> None:
+def test_a_request_changes_the_roster_but_not_what_the_config_declares(server: ServerProcess) -> None:
     server.report("web", {"a": 10, "b": 20, "c": 30})
     change = {"add": ["d", "e", "a"], "idle": ["a", "nobody"]}
-    answer = server.http.post("/v1/stages/web/roster", json=change).json()
-    assert answer == {"stage": "web", "added": 2, "removed": 0, "origins": 5, "absent": ["nobody"]}
+    response = server.http.post("/v1/stages/web/roster", json=change).json()
+    assert response == {"stage": "web", "added": 2, "removed": 0, "origins": 5, "absent": ["nobody"]}
     server.report("web", {"b": 90, "c": 90}, sequence=2)
-    assert server.low("web") == 20, "the new ones hold it"
+    assert server.low("web") == 20, "the new origins hold it back"
     slowest = server.get("/v1/stages/web/origins", limit=2)["slowest"]
     assert [(each["origin"], each["progress"], each["counted"]) for each in slowest] == [
         ("d", None, True), ("e", None, True),
@@ -181,19 +185,19 @@ def test_the_roster_changes_by_request_but_not_against_the_config(server: Server
     assert server.http.post("/v1/stages/join/roster", json={"add": ["x"]}).status_code == 409
 
 
-def reports_of(report: dict[str, Any]) -> dict[str, Any]:
+def body_with(report: dict[str, Any]) -> dict[str, Any]:
     return {"session": 1, "sequence": 1, "reports": [report]}
 
 
-REFUSED: list[tuple[str, str, Any, int, dict[str, str]]] = [
+ERRORS: list[tuple[str, str, Any, int, dict[str, str]]] = [
     ("POST", "/v1/report", b"{", 400, {"error": "not JSON", "where": "body"}),
-    ("POST", "/v1/report", reports_of({"stage": "web", "low": "x"}), 400,
+    ("POST", "/v1/report", body_with({"stage": "web", "low": "x"}), 400,
      {"where": "$.reports[0].low", "value": '"x"'}),
-    ("POST", "/v1/report", reports_of({"stage": "web", "lows": 1}), 400,
+    ("POST", "/v1/report", body_with({"stage": "web", "lows": 1}), 400,
      {"where": "$.reports[0]"}),
-    ("POST", "/v1/report", reports_of({"stage": "web", "origins": {"a": 2**63}}), 400,
+    ("POST", "/v1/report", body_with({"stage": "web", "origins": {"a": 2**63}}), 400,
      {"where": "$.reports[0].origins[...]"}),
-    ("POST", "/v1/report", reports_of({"stage": "wep"}), 404,
+    ("POST", "/v1/report", body_with({"stage": "wep"}), 404,
      {"error": "no such stage", "where": "$.reports[0].stage", "value": "wep"}),
     ("GET", "/v1/stages/wep", None, 404,
      {"value": "wep", "remedy": "the config declares bare, chained, join, web"}),
@@ -208,16 +212,16 @@ REFUSED: list[tuple[str, str, Any, int, dict[str, str]]] = [
 ]  # fmt: skip
 
 
-def test_refusals_say_what_where_which_value_and_what_to_do(server: ServerProcess) -> None:
-    for method, path, body, status, said in REFUSED:
+def test_errors_say_what_where_which_value_and_what_to_do(server: ServerProcess) -> None:
+    for method, path, body, status, expected in ERRORS:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         response = server.http.request(method, path, content=content)
         assert response.status_code == status, (path, response.text)
-        fault = response.json()
-        assert fault.keys() == {"error", "where", "value", "remedy"}
-        assert all(fault.values())
-        assert fault | said == fault, path
-    assert server.get("/v1/health")["faults"] == [], "and none of them hurt the server"
+        error = response.json()
+        assert error.keys() == {"error", "where", "value", "remedy"}
+        assert all(error.values())
+        assert error | expected == error, path
+    assert server.get("/v1/health")["faults"] == [], "none of the requests harmed the server"
 
 
 def test_limits_on_bodies_and_origins(tmp_path: Path) -> None:
@@ -226,18 +230,18 @@ def test_limits_on_bodies_and_origins(tmp_path: Path) -> None:
         long = {"session": 1, "sequence": 1, "reports": [{"stage": "web", "origins": {"x" * 200: 1}}] * 10}
         assert server.http.post("/v1/report", json=long).status_code == 413
 
-        def chunks() -> Iterator[bytes]:
+        def parts() -> Iterator[bytes]:
             for _ in range(100):
                 yield b" " * 100
 
-        assert server.http.post("/v1/report", content=chunks()).status_code == 413, "no length is announced"
+        assert server.http.post("/v1/report", content=parts()).status_code == 413, "without a content length"
         assert server.http.post("/v1/stages/web/roster", json={"add": ["d"]}).status_code == 200
         refused = server.http.post("/v1/stages/web/roster", json={"add": ["e"]})
         assert (refused.status_code, refused.json()["value"]) == (413, "5")
         assert server.get("/v1/stages/web")["origins"] == 4
 
 
-def test_only_who_knows_the_token_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_need_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_OF_THE_TEST", "hush")
     config = write_config(tmp_path, STAGES, token="${TOKEN_OF_THE_TEST}")
     with ServerProcess(config, token="hush") as server:
@@ -250,12 +254,12 @@ def test_only_who_knows_the_token_is_answered(tmp_path: Path, monkeypatch: pytes
         assert (
             server.http.get("/v1/low", headers={"Authorization": ""}).headers["WWW-Authenticate"] == "Bearer"
         )
-        for open_ in ("/", "/page.js", "/openapi.json", "/health"):
-            assert server.http.get(open_, headers={"Authorization": ""}).status_code == 200
+        for path in ("/", "/page.js", "/openapi.json", "/health"):
+            assert server.http.get(path, headers={"Authorization": ""}).status_code == 200
         assert "hush" not in server.log.read_text()
 
 
-def test_the_openapi_document_describes_every_route_as_it_answers(server: ServerProcess) -> None:
+def test_the_openapi_document_describes_every_route_and_its_response(server: ServerProcess) -> None:
     document = server.get("/openapi.json")
     assert document["openapi"].startswith("3.1")
     served = {(route.method.lower(), route.path) for route in ROUTES}
@@ -272,11 +276,11 @@ def test_the_openapi_document_describes_every_route_as_it_answers(server: Server
             assert {"200", "503"} < operation["responses"].keys()
             continue
         query = {name: "5" for name, each in route.query.items() if each.required}
-        answer = server.get(route.path.replace("{stage}", "web"), **query)
+        response = server.get(route.path.replace("{stage}", "web"), **query)
         reference = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
         schema = document["components"]["schemas"][reference.rsplit("/", 1)[1]]
-        assert answer.keys() == schema["properties"].keys() == set(schema["required"])
-        msgspec.convert(answer, route.answer)
+        assert response.keys() == schema["properties"].keys() == set(schema["required"])
+        msgspec.convert(response, route.response)
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert references <= document["components"]["schemas"].keys()
 
@@ -287,22 +291,22 @@ def test_the_roster_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     with ServerProcess(write_config(tmp_path, '[stages.web]\nroster = "hosts.txt"')) as server:
         server.report("web", {"a": 10, "b": 20})
         assert server.low("web") == 10
-        server.http.post("/v1/stages/web/roster", json={"add": ["by-hand"]})
+        server.http.post("/v1/stages/web/roster", json={"add": ["added"]})
 
-        def wait_for(origins: int, faults: int) -> Any:
+        def wait_for(origins: int, errors: int) -> Any:
             deadline = time.monotonic() + 10
             while True:
                 state = server.get("/v1/stages/web")
-                if (state["origins"], len(state["faults"])) == (origins, faults):
+                if (state["origins"], len(state["faults"])) == (origins, errors):
                     return state
                 assert time.monotonic() < deadline, state
                 time.sleep(0.05)
 
         roster.write_text("b\nc\nd\n")
         wait_for(4, 0)
-        server.report("web", {"b": 50, "c": 50, "by-hand": 50}, sequence=2)
-        assert server.low("web") == 10, "d is new and holds it; a is gone"
-        for text, said in (
+        server.report("web", {"b": 50, "c": 50, "added": 50}, sequence=2)
+        assert server.low("web") == 10, "d is new and holds it back; a was removed"
+        for text, expected in (
             ("", "names no origin"),
             ("b\n" + "x" * 300, "2: 'xxx"),
             ("b\nc\n\xff\x00d\n", "name"),
@@ -310,7 +314,7 @@ def test_the_roster_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
             roster.write_text(text)
             state = wait_for(4, 1)
             deadline = time.monotonic() + 5
-            while said not in state["faults"][0]:
+            while expected not in state["faults"][0]:
                 assert time.monotonic() < deadline, state["faults"]
                 state = server.get("/v1/stages/web")
         roster.unlink()
@@ -320,17 +324,17 @@ def test_the_roster_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         assert server.low("web") == 50
 
 
-def test_kill_9_loses_no_acknowledged_report_and_nothing_ever_goes_back(tmp_path: Path) -> None:
+def test_kill_9_loses_no_acknowledged_report_and_nothing_goes_back(tmp_path: Path) -> None:
     hosts = [f"host-{number}" for number in range(200)]
     stages = f'[stages.web]\nroster = {json.dumps(hosts)}\ncompleteness = "0.9"\n'
     stages += '[stages.next]\nupstream = ["web"]\n'
     config, rng = write_config(tmp_path, stages), random.Random(5)
     acknowledged: dict[str, int] = {}
-    told = -1  # the largest watermark that anybody was told
+    seen = -1  # the largest watermark in a response
     for life in range(4):
         with ServerProcess(config) as server:
             low = server.low("next")
-            assert told <= (-1 if low is None else low)
+            assert seen <= (-1 if low is None else low)
             kept = {
                 each["origin"]: each["progress"]
                 for each in server.get("/v1/stages/web/origins", limit=500)["slowest"]
@@ -346,35 +350,35 @@ def test_kill_9_loses_no_acknowledged_report_and_nothing_ever_goes_back(tmp_path
                     host: life * 1_000 + sequence + rng.randint(0, 50) for host in rng.sample(hosts, 150)
                 }
                 try:
-                    answer = server.report("web", chosen, session=life, sequence=sequence)
+                    response = server.report("web", chosen, session=life, sequence=sequence)
                     for host, progress in chosen.items():
                         acknowledged[host] = max(progress, acknowledged.get(host, -1))
-                    told = max(told, answer["stages"]["web"]["output_low"] or -1, server.low("next") or -1)
+                    seen = max(seen, response["stages"]["web"]["output_low"] or -1, server.low("next") or -1)
                 except httpx.TransportError:
                     break
             killer.join()
             assert server.process.poll() == -signal.SIGKILL
             assert sequence >= last
-    assert told > 0
+    assert seen > 0
 
 
-def test_the_answers_are_on_disk_before_they_are_given(server: ServerProcess, tmp_path: Path) -> None:
+def test_reports_are_on_disk_before_the_response(server: ServerProcess, tmp_path: Path) -> None:
     for sequence in range(20):
         server.report("web", {"a": sequence, "b": sequence}, sequence=sequence)
-        with sqlite3.connect(tmp_path / "watermark.db") as beside:
-            assert beside.execute("SELECT output_low FROM stage WHERE name = 'web'").fetchone() == (sequence,)
+        with sqlite3.connect(tmp_path / "watermark.db") as reader:
+            assert reader.execute("SELECT output_low FROM stage WHERE name = 'web'").fetchone() == (sequence,)
 
 
-def test_small_answers_do_not_wait_for_an_acknowledgement(server: ServerProcess) -> None:
+def test_small_responses_do_not_wait_for_an_acknowledgement(server: ServerProcess) -> None:
     took = []
     for _ in range(50):
         started = time.monotonic()
         server.low("web")
         took.append(time.monotonic() - started)
-    assert sorted(took)[10] < 0.03, "with Nagle's algorithm on, every one of them takes 40 ms"
+    assert sorted(took)[10] < 0.03, "with Nagle's algorithm each one takes 40 ms"
 
 
-def test_structs_of_the_api_have_examples_of_their_limits() -> None:
+def test_the_structs_check_their_limits() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"stage": "", "partition": ""}, api.Report)
     report = msgspec.convert({"stage": "s", "low": 2**63 - 1}, api.Report)

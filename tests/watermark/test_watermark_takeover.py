@@ -1,4 +1,4 @@
-"""Two servers on one store: one writes at a time, the other takes over, and nothing goes back."""
+"""Two servers on one store: one writes, the other takes over, and no watermark goes back."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import httpx
 import pytest
 
 from replayfilter.errors import WatermarkError
-from replayfilter.watermark.store import Fenced, Store
+from replayfilter.watermark.store import FencedError, Store
 from tests.support.server_process import ServerProcess, write_config
 
 STAGES = '[stages.web]\nroster = ["a", "b"]'
 
 
-def two(folder: Path) -> tuple[Path, Path]:
+def two_configs(folder: Path) -> tuple[Path, Path]:
     return write_config(folder, STAGES, "one.toml"), write_config(folder, STAGES, "two.toml")
 
 
 def test_the_standby_takes_over_after_kill_9(tmp_path: Path) -> None:
-    one, two_ = two(tmp_path)
-    with ServerProcess(one) as first, ServerProcess(two_, standby=True) as second:
+    one, two = two_configs(tmp_path)
+    with ServerProcess(one) as first, ServerProcess(two, standby=True) as second:
         first.report("web", {"a": 10, "b": 20})
-        time.sleep(1.5)  # more than two leases: a living owner keeps its own
+        time.sleep(1.5)  # more than two leases: an owner that is alive keeps its lease
         assert second.http.get("/health").json()["role"] == "standby"
         refused = second.http.get("/v1/stages/web/low")
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
@@ -41,22 +41,22 @@ def test_the_standby_takes_over_after_kill_9(tmp_path: Path) -> None:
         assert second.low("web") == 30
 
 
-def test_a_server_that_was_only_asleep_is_fenced_and_stands_by(tmp_path: Path) -> None:
-    one, two_ = two(tmp_path)
-    with ServerProcess(one) as first, ServerProcess(two_, standby=True) as second:
+def test_a_paused_server_is_fenced_and_becomes_a_standby(tmp_path: Path) -> None:
+    one, two = two_configs(tmp_path)
+    with ServerProcess(one) as first, ServerProcess(two, standby=True) as second:
         first.report("web", {"a": 10, "b": 20})
         first.signal(signal.SIGSTOP)
         second.wait_for_role("active")
         second.report("web", {"a": 40, "b": 50}, sequence=2)
         first.signal(signal.SIGCONT)
-        answers = set()
+        statuses = set()
         for _ in range(40):
             response = first.http.get("/v1/stages/web/low")
-            answers.add(response.status_code)
+            statuses.add(response.status_code)
             body = {"session": 9, "sequence": 1, "reports": [{"stage": "web", "origins": {"a": 99}}]}
-            answers.add(first.http.post("/v1/report", json=body).status_code)
+            statuses.add(first.http.post("/v1/report", json=body).status_code)
             time.sleep(0.02)
-        assert answers == {503}, "neither an old watermark nor an acknowledgement"
+        assert statuses == {503}, "no old watermark and no acknowledgement"
         assert second.low("web") == 40
         assert first.http.get("/health").json()["role"] == "standby"
         second.kill()
@@ -64,20 +64,20 @@ def test_a_server_that_was_only_asleep_is_fenced_and_stands_by(tmp_path: Path) -
         assert first.low("web") == 40
 
 
-def test_a_proper_end_hands_over_at_once(tmp_path: Path) -> None:
+def test_after_a_clean_stop_the_standby_takes_over_at_once(tmp_path: Path) -> None:
     one = write_config(tmp_path, STAGES, "one.toml", lease="12s")
-    two_ = write_config(tmp_path, STAGES, "two.toml", lease="12s")
-    with ServerProcess(one) as first, ServerProcess(two_, standby=True) as second:
+    two = write_config(tmp_path, STAGES, "two.toml", lease="12s")
+    with ServerProcess(one) as first, ServerProcess(two, standby=True) as second:
         first.report("web", {"a": 10, "b": 20})
         first.signal(signal.SIGTERM)
         assert first.process.wait(10) == 0
-        second.wait_for_role("active", seconds=8)  # it looks six times in a lease
+        second.wait_for_role("active", seconds=8)  # it checks six times per lease
         assert second.low("web") == 10
         second.signal(signal.SIGINT)
         assert second.process.wait(10) == 0
 
 
-def test_waiting_readers_are_told_when_the_server_loses_the_store(tmp_path: Path) -> None:
+def test_waiting_requests_fail_when_the_server_loses_the_lease(tmp_path: Path) -> None:
     one = write_config(tmp_path, STAGES, "one.toml")
     with ServerProcess(one) as server:
         with sqlite3.connect(tmp_path / "watermark.db", timeout=10) as thief:
@@ -87,24 +87,24 @@ def test_waiting_readers_are_told_when_the_server_loses_the_store(tmp_path: Path
             assert http.get("/v1/stages/web/wait", params={"end": 5, "seconds": 20}).status_code == 503
 
 
-def test_the_store_fences_within_the_transaction(tmp_path: Path) -> None:
+def test_the_store_fences_within_a_transaction(tmp_path: Path) -> None:
     one, other = Store(tmp_path / "w.db"), Store(tmp_path / "w.db")
     seen = one.lease()
-    assert one.take(seen, "one")
-    assert not other.take(seen, "other"), "what it saw is past"
+    assert one.take_lease(seen, "one")
+    assert not other.take_lease(seen, "other"), "the lease has changed since it was read"
     with one.transaction():
         pass
     assert other.lease().beat == 1
-    assert other.take(other.lease(), "other")
-    with pytest.raises(Fenced), one.transaction():
+    assert other.take_lease(other.lease(), "other")
+    with pytest.raises(FencedError), one.transaction():
         raise AssertionError("nothing may be written")
-    one.release()
+    one.release_lease()
     assert other.lease().owner == "other"
     one.close()
     other.close()
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but long enough to be taken for the head of one" * 9)
     for path in (tmp_path / "text", tmp_path / "missing" / "w.db", tmp_path):
         with pytest.raises(WatermarkError, match="can't be opened"):
