@@ -1,8 +1,8 @@
 """Buckets: the dedup keys remembered, as sorted immutable runs of 16-byte digests.
 
 Memory is bounded because keys are forgotten by the bucket: when the latest point has left a whole bucket
-behind, its runs are dropped without a search for single keys. The work per batch doesn't grow with the
-number of keys, because runs are never changed, only merged now and then.
+behind, its runs are dropped without a search for single keys. The work per batch hardly grows with the
+number of keys, because a run is never changed, only merged with others now and then.
 
 Rules:
 - A bucket holds the keys whose expiry keys fall in one span: bucket = floor(expiry key / span). With clock
@@ -49,7 +49,7 @@ class RunStore(Protocol):
     """
 
     def read(self, name: str) -> bytes | memoryview:
-        """The run with its Bloom filter, as :func:`~replayfilter.core.key_run.prepare` makes it.
+        """The run with its Bloom filter, as :func:`~replayfilter.core.key_run.with_bloom` makes it.
 
         Only runs that were written and not dropped are read; for others an implementation raises KeyError.
         """

@@ -167,9 +167,12 @@ def _check_frames(
 
 
 def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray[np.uint8]:
-    """The route of each row by the first step, a mask and a route, that applies to it; else UNIQUE."""
-    masks, routes = zip(*steps, strict=True)
-    return np.select(masks, [np.uint8(route) for route in routes], np.uint8(Route.UNIQUE))
+    """The route of each row: that of the first step, a mask and a route, that applies, else UNIQUE."""
+    codes = np.full(len(steps[0][0]), Route.UNIQUE, np.uint8)
+    for mask, route in steps:
+        if mask.any():
+            codes[mask & (codes == Route.UNIQUE)] = route
+    return codes
 
 
 def _decide_duplicates(

@@ -46,7 +46,7 @@ TUPLE_CASES: dict[str, Case] = {
     "a key is forgotten exactly at the period": (
         TUPLE, [[(1, 3)], [(2, 12), (1, 12)], [(9, 13), (1, 13)]], "U UD UU",
     ),
-    "also in a bucket that is not expired": (TUPLE, [[(1, 3), (2, 5)], [(9, 14), (1, 14), (2, 14)]], "UU UUD"),
+    "also in a bucket that lives on": (TUPLE, [[(1, 3), (2, 5)], [(9, 14), (1, 14), (2, 14)]], "UU UUD"),
     "equal keys in one batch": (TUPLE, [[(1, 5), (1, 5), (1, 6)]], "UDD"),
     "equal keys in two partitions: the lower is first": (TUPLE, [[(1, 5, 1), (1, 5, 0)]], "DU"),
     "equal keys in two batches": (TUPLE, [[(1, 5, 1)], [(1, 5, 0)]], "U D"),

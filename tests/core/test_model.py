@@ -17,13 +17,13 @@ from replayfilter.core.replay import marks
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp, parse_stamps
 from tests.support import core_run
-from tests.support.core_run import CoreRun, compare, describe, routes
+from tests.support.core_run import CoreRun, compare, describe, failure_of, routes, shrink
 from tests.support.reference import Model, Position, Record
 from tests.support.streams import PROFILES, Batch, Stream, make_stream, recut
 
-SEEDS = 320  # of each profile; 3,840 streams in all
+SEEDS = 320  # per profile: 3,840 streams in all
 
-# What must happen in a profile's streams for their agreement to say anything, at least once in 20 streams.
+# What must happen at least once in 20 streams of a profile, so that the comparison means something.
 MUST_HAPPEN = {
     "plain": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "ERROR", "gaps", "evicted", "twice"},
     "crowded": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "accepted again", "evicted"},
@@ -50,19 +50,19 @@ def test_core_agrees_with_the_model(profile: str) -> None:
         except Exception as failure:
             pytest.fail(f"{describe(stream)}\nbefore shrinking: {failure}")
     rare = {what: seen[what] for what in MUST_HAPPEN[profile] if seen[what] < SEEDS / 20}
-    assert not rare, f"the streams of {profile!r} have become too tame: {rare}"
+    assert not rare, f"too rare in the streams of {profile!r}: {rare}"
 
 
 @pytest.mark.parametrize("profile", ["plain", "crowded", "replays", "times", "ordered", "categorical"])
-def test_runs_and_shards_do_not_matter(profile: str) -> None:
+def test_chunks_and_shards_make_no_difference(profile: str) -> None:
     for seed in range(40):
         stream = make_stream(seed, profile)
         assert core_routes(recut(stream, seed)) == core_routes(stream), (seed, profile)
 
 
 @pytest.mark.parametrize("profile", ["plain", "crowded", "edges", "extremes", "none"])
-def test_batch_cuts_do_not_matter_within_one_input_partition(profile: str) -> None:
-    """Where the meaning says so: one input partition, no mark forgotten, nothing told by batch time."""
+def test_batches_make_no_difference_within_one_input_partition(profile: str) -> None:
+    """This holds for one input partition, if no mark is forgotten and batch time is not used."""
     for seed in range(60):
         stream = one_partition(make_stream(seed, profile))
         other = recut(stream, seed, batches=True)
@@ -71,8 +71,8 @@ def test_batch_cuts_do_not_matter_within_one_input_partition(profile: str) -> No
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_merging_does_not_matter(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Buckets of many small runs, as they are otherwise only after millions of keys."""
+def test_merging_makes_no_difference(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Buckets of many small runs, which otherwise need millions of keys."""
     monkeypatch.setattr(buckets, "MAX_RUN_KEYS", most)
     for seed in range(60):
         compare(make_stream(seed, "crowded"))
@@ -95,8 +95,8 @@ def test_the_plain_filter_agrees_with_the_model() -> None:
             assert (side.gaps, side.unstamped) == (model.gaps, sum(r.source is None for r in records)), seed
 
 
-# Cases so rare in random streams that they stand here by hand: batches of (key, expiry key), the routes of
-# the last one. Period 10, span 4, match "window".
+# Cases that are too rare in random streams: batches of (key, expiry key), and the routes of the last batch.
+# Period 10, span 4, match "window".
 RARE = {
     "accepted twice in one batch and bucket": ([[(1, 8), (2, 18), (1, 11)], [(1, 18)]], "D"),
     "in two buckets, the older one made later": (
@@ -123,9 +123,9 @@ def test_rare_cases(monkeypatch: pytest.MonkeyPatch, case: str, merged: bool) ->
 
 def one_partition(stream: Stream) -> Stream:
     """The records of the stream's first input partition, at one batch time, with marks that stay."""
-    place = min((record.position[:2] for record in stream.records()), default=None)
+    partition = min((record.position[:2] for record in stream.records()), default=None)
     batches = (
-        replace(batch, time_us=0, records=tuple(r for r in batch.records if r.position[:2] == place))
+        replace(batch, time_us=0, records=tuple(r for r in batch.records if r.position[:2] == partition))
         for batch in stream.batches
     )
     return replace(stream, batches=tuple(batches), rules=replace(stream.rules, mark_ttl_us=0))
@@ -133,16 +133,16 @@ def one_partition(stream: Stream) -> Stream:
 
 def core_routes(stream: Stream) -> dict[Position, routing.Route]:
     core, random = CoreRun.of(stream), Random(stream.seed)
-    return {place: route for batch in stream.batches for place, route in core.decide(batch, random).items()}
+    return {at: route for batch in stream.batches for at, route in core.decide(batch, random).items()}
 
 
 def model_routes(stream: Stream) -> dict[Position, routing.Route]:
     model = Model(stream.rules, stream.max_future_us)
     decided = (model.decide(batch.records, batch.time_us, batch.period) for batch in stream.batches)
-    return {place: route for decisions in decided for place, route in routes(decisions).items()}
+    return {at: route for decisions in decided for at, route in routes(decisions).items()}
 
 
-# The comparison has teeth: each of these faults, put into the core, must be noticed.
+# Each of these bugs, put into the core, must make the comparison fail.
 
 
 def aged_late(latest: Any, keys: Any, period: int) -> Any:
@@ -210,7 +210,7 @@ def time_rounded_up(time_us: int, unit: str) -> int:
     return -(-time_us * 1000 // units.UNIT_NS[unit])
 
 
-FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
+BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", batch_clock, "aged", aged_late),
     ("plain", dedup, "aged", aged_late),
     ("extremes", batch_clock, "aged", aged_wrapping),
@@ -231,38 +231,24 @@ FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("profile", "owner", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS]
-)
-def test_a_fault_in_the_core_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, profile: str, owner: Any, name: str, fault: Callable[..., Any]
+@pytest.mark.parametrize(("profile", "owner", "name", "bug"), BUGS, ids=[bug.__name__ for *_, bug in BUGS])
+def test_a_bug_in_the_core_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, profile: str, owner: Any, name: str, bug: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(owner, name, fault)
+    monkeypatch.setattr(owner, name, bug)
     for seed in range(SEEDS):
         try:
             compare(make_stream(seed, profile))
         except AssertionError:
             return
-    pytest.fail(f"{fault.__name__} went unnoticed in {SEEDS} streams of {profile!r}")
+    pytest.fail(f"{bug.__name__} was not noticed in {SEEDS} streams of {profile!r}")
 
 
-def test_shrinking_keeps_the_failure_and_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_stream_is_shrunk_to_a_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_replays_in_chunk", no_replays_in_chunk)
-    stream = next(stream for stream in map(replay_stream, range(SEEDS)) if fails(stream))
-    small, failure = core_run.shrink(stream)
-    assert isinstance(failure, AssertionError)
-    assert fails(small)
+    streams = (make_stream(seed, "replays") for seed in range(SEEDS))
+    stream = next(stream for stream in streams if failure_of(stream))
+    small = shrink(stream)
+    assert isinstance(failure_of(small), AssertionError)
     assert sum(1 for _ in small.records()) <= 4
     assert f"make_stream({stream.seed}, 'replays')" in describe(stream)
-
-
-def replay_stream(seed: int) -> Stream:
-    return make_stream(seed, "replays")
-
-
-def fails(stream: Stream) -> bool:
-    try:
-        compare(stream)
-    except AssertionError:
-        return True
-    return False

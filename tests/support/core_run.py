@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import find, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import future_threshold
@@ -271,14 +275,48 @@ def _comparable(batch: RoutedBatch) -> object:
     return parts, batch.state.to_bytes(), batch.stats
 
 
-def describe(stream: Stream) -> str:
-    """A stream as text, with what the model decides and why."""
-    model = Model(stream.rules, stream.max_future_us)
-    lines = [
-        f"{stream.rules}, max_future_us={stream.max_future_us}, shards={stream.shards}, "
-        f"digests={stream.digest_kind}",
+def failure_of(stream: Stream) -> Exception | None:
+    """What :func:`compare` raises for a stream."""
+    try:
+        compare(stream)
+    except Exception as failure:
+        return failure
+    return None
+
+
+def shrink(stream: Stream) -> Stream:
+    """A failing stream without the records that Hypothesis finds not to matter for the failure."""
+    n = sum(1 for _ in stream.records())
+    masks = st.lists(st.sampled_from((False, True, True, True)), min_size=n, max_size=n)
+    quick = settings(max_examples=500, deadline=None, database=None, derandomize=True)
+    try:
+        return find(
+            masks.map(partial(_with_only, stream)), lambda small: bool(failure_of(small)), settings=quick
+        )
+    except NoSuchExample:
+        return stream
+
+
+def _with_only(stream: Stream, kept: list[bool]) -> Stream:
+    masks = iter(kept)
+    batches = [
+        replace(batch, records=tuple(record for record in batch.records if next(masks)))
+        for batch in stream.batches
     ]
-    for number, batch in enumerate(stream.batches):
+    return replace(stream, batches=tuple(batches))
+
+
+def describe(stream: Stream) -> str:
+    """A failing stream as text, shrunk, with what the model decides and why."""
+    small = shrink(stream)
+    failure = failure_of(small)
+    model = Model(small.rules, small.max_future_us)
+    lines = [
+        f"make_stream({stream.seed}, {stream.profile!r}) -> {type(failure).__name__}: {failure}",
+        f"{small.rules}, max_future_us={small.max_future_us}, shards={small.shards}, "
+        f"digests={small.digest_kind}",
+    ]
+    for number, batch in enumerate(small.batches):
         lines.append(f"batch {number} at {batch.time_us} us, period {batch.period or 'as before'}")
         decisions = model.decide(batch.records, batch.time_us, batch.period)
         for record in sorted(batch.records, key=lambda record: record.position):

@@ -68,12 +68,7 @@ def digest(kind: str, key: int) -> tuple[int, int]:
 
 def make_stream(seed: int, profile: str) -> Stream:
     """The stream of this seed. The profile makes some things certain and leaves others to chance."""
-    return draw_stream(Random(f"{profile}/{seed}"), profile, seed)
-
-
-def draw_stream(random: Random, profile: str, seed: int = 0) -> Stream:
-    """The stream that ``random`` makes."""
-    return _Maker(random, seed, profile).make()
+    return _Maker(Random(f"{profile}/{seed}"), seed, profile).make()
 
 
 def recut(stream: Stream, seed: int, *, batches: bool = False) -> Stream:

@@ -59,7 +59,7 @@ def test_a_stall_of_a_third_loses_no_record_here_and_ten_minutes_in_spark() -> N
     lost = sum(batch.spark for batch in batches)
     expected = stall.stalled * (stall.end_s - stall.start_s - stall.allowed_s) / stall.every_s
     assert abs(lost - expected) < 0.05 * expected
-    assert batches[0].spark == stall.origins // stall.every_s, "records of second 0, which Spark treats as late"
+    assert batches[0].spark == stall.origins // stall.every_s, "records of second 0 are late for Spark"
     assert all(batch.spark == 0 for batch in batches[1:] if not stall.end_s <= batch.at_s <= stall.end_s + 20)
     lows = [batch.ours_low for batch in batches]
     assert lows == sorted(lows)

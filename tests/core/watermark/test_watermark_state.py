@@ -21,7 +21,9 @@ from tests.support.observations import observation
 S = 10**6
 
 
-def frames_of(partition: int, first: int, ts: list[int], observed: Observation, shards: int = 2) -> list[Frame]:
+def frames_of(
+    partition: int, first: int, ts: list[int], observed: Observation, shards: int = 2
+) -> list[Frame]:
     """The frames of a chunk of records with different keys; expiry keys in seconds."""
     rows = np.arange(len(ts), dtype=np.uint32)
     digests = np.array([[first, first + row] for row in range(len(ts))], np.uint64).reshape(-1, 2)
@@ -149,7 +151,7 @@ def test_an_idle_origin_does_not_count_until_it_advances() -> None:
     assert (watermark.low, watermark.is_idle("b"), watermark.is_idle("c")) == (60, True, True)
     watermark = WatermarkState.restore(watermark.columns(), watermark.meta())
     watermark = watermark.after([(("t", 0), observation(a=70, b=20))], none)
-    assert (watermark.low, watermark.is_idle("b")) == (70, True), "old progress doesn't override the declaration"
+    assert (watermark.low, watermark.is_idle("b")) == (70, True), "old progress overrides nothing"
     watermark = watermark.after([(("t", 0), observation(a=90, b=30))], none)
     assert (watermark.low, watermark.is_idle("b")) == (70, False), (
         "b counts again, and the watermark doesn't go back"
@@ -159,7 +161,7 @@ def test_an_idle_origin_does_not_count_until_it_advances() -> None:
     watermark = watermark.after([(("t", 0), observation())], both).after(
         [(("t", 0), observation(a=99))], none
     )
-    assert (watermark.low, watermark.is_idle("b")) == (99, True), "b was declared idle again, so it doesn't count"
+    assert (watermark.low, watermark.is_idle("b")) == (99, True), "b was declared idle again"
 
 
 def test_silence_makes_no_origin_idle() -> None:
