@@ -202,7 +202,7 @@ class Delivery:
         self._owner: _Owner | None = owner  # None once the delivery has ended
         self._begun = begun  # whether the producer has a transaction open
         self._ends: dict[InputPartition, int] = {}  # next offset after the records given to write()
-        self._refusals = Refusals()
+        self._refusals = Refusals(lane)
 
     def __enter__(self) -> Self:
         return self

@@ -37,7 +37,8 @@ class Refusals:
     reference back would keep the producer alive for ever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lane: int | None = None) -> None:
+        self._lane = lane
         self._first: str | None = None
 
     def add(
@@ -69,7 +70,7 @@ class Refusals:
     def raise_first(self) -> None:
         """Raise :class:`DeliveryError` if a record was refused."""
         if self._first is not None:
-            raise DeliveryError(self._first)
+            raise DeliveryError(self._first, self._lane)
 
     def _delivered(self, chunk: Chunk, error: KafkaError | None, message: Message) -> None:
         if error is None or self._first is not None or error.code() in _CONSEQUENCES:

@@ -175,3 +175,4 @@ def test_a_failure_is_reported_in_one_sentence(bootstrap: str, tmp_path: Path) -
     with pytest.raises(DeliveryError, match=r"fails\[1\] offset 0 for fails\.small") as failed:
         pipeline.run_once()
     assert "\n" not in str(failed.value)
+    assert failed.value.lane is not None

@@ -126,14 +126,14 @@ class Identity:
             names = [field.name for field in fields(cls)]
             return cls(**{name: values[_STORED_NAMES.get(name, name)] for name in names})
         except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{IDENTITY} is damaged or not ours; {remedy}") from None
+            raise CheckpointError(f"{IDENTITY} is damaged or from another program; {remedy}") from None
 
 
 # Identity files keep the field names of the first version that wrote them.
 _STORED_NAMES = {"remember_first": "remember_origin"}
 
-# The config key of each value.
-_NAMES = {
+# The config key of each field, for messages.
+_CONFIG_KEYS = {
     "service": "service.name",
     "format": "input.format",
     "dedup": "dedup.enabled",
@@ -152,7 +152,7 @@ _NAMES = {
 def identity_of(
     config: Config, cluster_id: str, topic_ids: Mapping[str, str], cores: int, kept: Identity | None
 ) -> Identity:
-    """The identity that the config asks for. Open values come from ``kept``, the checkpoint's identity.
+    """The identity that the config asks for. Defaults come from ``kept``, the checkpoint's identity.
 
     A default bucket span or shard count therefore stays as it was at the first start, even if the service
     moves to another machine or the period changes.
@@ -182,7 +182,7 @@ def identity_of(
 def differences(kept: Identity, asked: Identity) -> list[str]:
     """One message for each setting in which the config differs from the checkpoint."""
     found = {}
-    for name, path in _NAMES.items():
+    for name, path in _CONFIG_KEYS.items():
         was, now = getattr(kept, name), getattr(asked, name)
         if was != now:
             found[path] = (

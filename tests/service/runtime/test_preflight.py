@@ -253,7 +253,7 @@ def test_a_checkpoint_of_another_cluster_is_an_error(deployment: Deployment) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"{", "damaged or not ours"),
+        (b"{", "damaged or from another program"),
         (b"[]", "damaged"),
         (b'{"version": 99}', "has format 99"),
         (None, "no replayfilter.json"),
