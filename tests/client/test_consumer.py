@@ -1,4 +1,4 @@
-"""The filtering consumer on a real broker: marks and offsets move together, whoever has the partition."""
+"""The filtering consumer on a real broker: marks and offsets stay together, whoever has the partition."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def settings(bootstrap: str, group: str) -> dict[str, Any]:
 
 
 def publish(bootstrap: str, topic: str, offsets: list[int], partition: int = 0) -> None:
-    """Offsets that go back are replays."""
+    """Write records with these source offsets; those that go back are replays."""
     with StampingProducer({"bootstrap.servers": bootstrap}, topic, PID) as producer:
         for offset in offsets:
             producer.begin_replay()
             producer.produce(partition, offset, str(offset))
 
 
-def drain(consumer: FilteringConsumer, expected: int, seconds: float = 20) -> list[int]:
-    """The values handed out: as many as expected, and what comes in the second after them."""
-    found = []
+def read_values(consumer: FilteringConsumer, expected: int, seconds: float = 20) -> list[int]:
+    """The values returned: as many as expected, and any that arrive in the second after them."""
+    found: list[int] = []
     deadline = time.monotonic() + seconds
     while len(found) < expected and time.monotonic() < deadline:
         found += [int(m.value() or b"-1") for m in consumer.consume(expected - len(found), 0.5)]
@@ -48,18 +48,18 @@ def test_replays_are_left_out_and_marks_survive_a_restart(bootstrap: str) -> Non
     publish(bootstrap, topic, [0, 1, 2, 1, 2, 3])
     with FilteringConsumer(settings(bootstrap, topic)) as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 4) == [0, 1, 2, 3]
+        assert read_values(consumer, 4) == [0, 1, 2, 3]
         assert consumer.counts == {"passed": 4, "replays": 2, "unstamped": 0, "gaps": 0}
         assert consumer.marks() == {(PID, 0): 3}
         consumer.commit()
     publish(bootstrap, topic, [2, 3, 4, 6])
     with FilteringConsumer(settings(bootstrap, topic)) as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 2) == [4, 6]
+        assert read_values(consumer, 2) == [4, 6]
         assert consumer.counts == {"passed": 2, "replays": 2, "unstamped": 0, "gaps": 1}
 
 
-def test_what_was_not_committed_comes_again_with_the_marks_of_before(bootstrap: str) -> None:
+def test_uncommitted_records_are_returned_again_with_the_earlier_marks(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "uncommitted")
     publish(bootstrap, topic, [0, 1, 2, 3])
     with pytest.raises(ZeroDivisionError), FilteringConsumer(settings(bootstrap, topic)) as consumer:  # noqa: PT012
@@ -70,7 +70,7 @@ def test_what_was_not_committed_comes_again_with_the_marks_of_before(bootstrap: 
         raise ZeroDivisionError  # in handling record 2
     with FilteringConsumer(settings(bootstrap, topic)) as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 2) == [2, 3]
+        assert read_values(consumer, 2) == [2, 3]
 
 
 def test_header_stamps_and_records_without_one(bootstrap: str) -> None:
@@ -78,19 +78,20 @@ def test_header_stamps_and_records_without_one(bootstrap: str) -> None:
     stamp = Stamp(PID, 0, 5).to_bytes()
     producer = Producer({"bootstrap.servers": bootstrap})
     sha1 = b"\x80" * 20
-    for headers in ([("rf-stamp", stamp)], [("rf-stamp", stamp)], [("rf-stamp", b"short")], None):
-        producer.produce(topic, b"7", sha1, headers=headers)
+    for value in (stamp, stamp, b"short"):
+        producer.produce(topic, b"7", sha1, headers=[("rf-stamp", value)])
+    producer.produce(topic, b"7", sha1)
     producer.flush()
     with FilteringConsumer(settings(bootstrap, topic), stamp="header") as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 3) == [7, 7, 7]
+        assert read_values(consumer, 3) == [7, 7, 7]
         assert consumer.counts == {"passed": 3, "replays": 1, "unstamped": 2, "gaps": 0}
 
 
 def test_offsets_and_marks_in_a_transaction_are_exactly_once(bootstrap: str) -> None:
     source, target = new_topic(bootstrap, "exact-in"), new_topic(bootstrap, "exact-out")
     publish(bootstrap, source, [0, 1, 0, 1, 2])
-    for _ in range(2):  # the second run finds nothing left to do
+    for _ in range(2):  # the second time there is nothing left to do
         producer = StampingProducer(
             {"bootstrap.servers": bootstrap}, target, 1, transactional_id=f"{target}-job"
         )
@@ -106,25 +107,27 @@ def test_offsets_and_marks_in_a_transaction_are_exactly_once(bootstrap: str) -> 
     assert [m.value() for m in read_all(bootstrap, target)] == [b"0", b"1", b"2"]
 
 
-def test_marks_that_get_too_long_are_told_before_the_record_that_does_it(bootstrap: str) -> None:
+def test_marks_that_get_too_long_raise_before_the_record_that_causes_it(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "crowded")
     with StampingProducer({"bootstrap.servers": bootstrap}, topic, PID) as producer:
         for source in range(60):
             producer.produce(source, 1 << 40, b"1")
     with FilteringConsumer(settings(bootstrap, topic), metadata_limit=400) as consumer:
         consumer.subscribe([topic])
-        handed_out = 0
-        with pytest.raises(StampError, match=r"letters of offset metadata, the limit is 400; give .*store"):  # noqa: PT012
+        returned = 0
+        with pytest.raises(
+            StampError, match=r"characters of offset metadata, the limit is 400; give .*store"
+        ):
             while consumer.poll(20):
-                handed_out += 1
-        consumer.commit()  # what came before has room
-        assert 30 < handed_out < 60
+                returned += 1
+        consumer.commit()  # the records before it fit
+        assert 30 < returned < 60
         with pytest.raises(StampError):
             consumer.poll(5)
     plain = Consumer(settings(bootstrap, topic))
     kept = plain.committed([TopicPartition(topic, 0)], timeout=10)[0]
     plain.close()
-    assert kept.offset == handed_out
+    assert kept.offset == returned
     assert len(kept.metadata or "") <= 400
 
 
@@ -152,12 +155,12 @@ def test_a_store_of_your_own_has_no_limit(bootstrap: str) -> None:
     store = MemoryStore()
     with FilteringConsumer(settings(bootstrap, topic), store=store) as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 1350) == [1] * 900 + [2] * 450
+        assert read_values(consumer, 1350) == [1] * 900 + [2] * 450
         consumer.commit()
     assert store.kept[topic, 0][0] == 1800
     with FilteringConsumer(settings(bootstrap, topic + "-other"), store=store) as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 1, seconds=6) == []
+        assert read_values(consumer, 1, seconds=6) == []
         assert len(consumer.marks()) == 900
 
 
@@ -168,16 +171,16 @@ def test_idle_marks_are_forgotten_at_a_commit(bootstrap: str, monkeypatch: pytes
     monkeypatch.setattr("replayfilter.client.consumer._hour", lambda: hour)
     with FilteringConsumer(settings(bootstrap, topic)) as consumer:
         consumer.subscribe([topic])
-        assert drain(consumer, 1) == [5]
+        assert read_values(consumer, 1) == [5]
         consumer.commit()
         publish(bootstrap, topic, [9], partition=1)
         hour += 49
-        assert drain(consumer, 1) == [9]
+        assert read_values(consumer, 1) == [9]
         consumer.commit()
         assert consumer.marks() == {(PID, 1): 9}
 
 
-def test_settings_that_would_part_offsets_from_marks_are_refused(bootstrap: str) -> None:
+def test_settings_that_would_separate_offsets_from_marks_are_refused(bootstrap: str) -> None:
     with pytest.raises(ConfigError, match=r"enable\.auto\.commit"):
         FilteringConsumer({"group.id": "x", "enable.auto.commit": True})
     with pytest.raises(ConfigError, match="stamp = 'value'"):
@@ -201,23 +204,27 @@ def test_metadata_of_another_program_is_refused(bootstrap: str) -> None:
             consumer.poll(0)  # and not None, as if there were no records
 
 
-def test_what_fails_before_a_revoke_is_raised_by_close(bootstrap: str) -> None:
+def test_an_error_in_before_revoke_is_raised_by_close(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "revoked")
     publish(bootstrap, topic, [1])
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
     consumer = FilteringConsumer(settings(bootstrap, topic))
-    consumer.subscribe([topic], before_revoke=lambda: 1 // 0)
-    assert drain(consumer, 1) == [1]
+    consumer.subscribe([topic], before_revoke=fail)
+    assert read_values(consumer, 1) == [1]
     with pytest.raises(ZeroDivisionError):
         consumer.close()
 
 
-def test_one_that_was_never_closed_goes_with_its_last_name(bootstrap: str) -> None:
+def test_a_consumer_that_was_never_closed_is_freed_with_its_last_reference(bootstrap: str) -> None:
     """Left to the garbage collector it could live until the interpreter ends."""
     topic = new_topic(bootstrap, "dropped")
     publish(bootstrap, topic, [1])
     consumer = FilteringConsumer(settings(bootstrap, topic))
     consumer.subscribe([topic])
-    assert drain(consumer, 1) == [1]
+    assert read_values(consumer, 1) == [1]
     gone = weakref.ref(consumer)
     del consumer
     assert gone() is None
@@ -228,7 +235,7 @@ def test_one_that_was_never_closed_goes_with_its_last_name(bootstrap: str) -> No
 def test_three_consumers_killed_and_restarted_at_random(
     bootstrap: str, tmp_path: Path, strategy: str
 ) -> None:
-    """Nothing is lost, and no replay is let through: one stamp, one input offset."""
+    """Nothing is lost and no replay passes: each stamp is handled at one input offset only."""
     seed = int(time.time())
     rng = random.Random(seed)
     topic, sources, last = new_topic(bootstrap, f"rolling-{strategy}", 6), 6, 600
@@ -274,17 +281,17 @@ def test_three_consumers_killed_and_restarted_at_random(
             if written <= {(source, offset) for _, _, source, offset in handled}:
                 break
             time.sleep(0.5)
-        assert all(member.poll() is None for member in members), "a consumer ended by itself"
+        assert all(member.poll() is None for member in members), "a consumer ended on its own"
     finally:
         for member in members:
             member.kill()
             member.wait()
-    places = defaultdict(set)
+    handled_at = defaultdict(set)
     for partition, offset, source, source_offset in handled:
-        places[source, source_offset].add((partition, offset))
-    assert places.keys() == written, f"seed {seed}: lost {sorted(written - places.keys())[:5]}"
-    twice = {stamp: found for stamp, found in places.items() if len(found) > 1}
-    assert not twice, f"seed {seed}: replays let through: {list(twice.items())[:3]}"
+        handled_at[source, source_offset].add((partition, offset))
+    assert handled_at.keys() == written, f"seed {seed}: lost {sorted(written - handled_at.keys())[:5]}"
+    twice = {stamp: found for stamp, found in handled_at.items() if len(found) > 1}
+    assert not twice, f"seed {seed}: replays passed: {list(twice.items())[:3]}"
     assert len(read_all(bootstrap, topic)) > len(written) + 100, (
         "there were too few replays to prove anything"
     )

@@ -1,4 +1,4 @@
-"""Marks as text for offset metadata: nothing is lost, little room is taken, foreign texts are refused."""
+"""Marks as text for offset metadata: nothing is lost, the text is short, other texts are refused."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_marks_come_back_as_they_were(kept: dict[tuple[int, int], tuple[int, int
     assert text.isascii()
 
 
-def test_a_source_takes_about_nine_letters() -> None:
+def test_a_source_takes_about_nine_characters() -> None:
     marks = {(-5, partition): 10**9 + partition for partition in range(0, 800, 4)}
     assert len(marks_to_text(marks, dict.fromkeys(marks, HOUR), HOUR)) < 9 * len(marks) + 20
 
 
-def test_a_text_cut_short_or_of_somebody_else_is_refused() -> None:
+def test_an_incomplete_or_foreign_text_is_refused() -> None:
     text = marks_to_text({(1, 2): 300}, {(1, 2): HOUR}, HOUR)
     for wrong in [text[:cut] for cut in range(1, len(text))] + ["spark", "{}", "é", "0" * 20]:
-        with pytest.raises(StampError, match="give this one a group"):
+        with pytest.raises(StampError, match="give this one its own group"):
             marks_from_text(wrong)

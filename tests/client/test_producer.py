@@ -1,4 +1,4 @@
-"""The stamping producer on a real broker: what it writes, what it refuses, what it does when records fail."""
+"""The stamping producer on a real broker: what it writes, what it refuses, and how it handles failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from replayfilter.client.pids import pid_for_topic
 from replayfilter.client.producer import PartitionsChanged, StampingProducer
@@ -85,7 +86,7 @@ def test_settings_that_reorder_or_lose_are_refused(name: str, value: Any) -> Non
     assert repr(value) in caught.value.errors[0]
 
 
-def test_all_faults_are_told_at_once_and_safe_values_pass(bootstrap: str) -> None:
+def test_all_errors_are_reported_at_once_and_safe_values_pass(bootstrap: str) -> None:
     with pytest.raises(ConfigError) as caught:
         StampingProducer({"acks": 1, "enable.idempotence": False}, "t", PID)
     assert len(caught.value.errors) == 2
@@ -148,13 +149,13 @@ def test_a_record_too_large_for_the_client_is_refused_alone(bootstrap: str) -> N
     producer.produce(0, 1, b"x")
     with pytest.raises(DeliveryError, match="offset 2 is refused before it is sent"):
         producer.produce(0, 2, b"x" * 5_000)
-    producer.produce(0, 2, b"y")  # nothing was written for it, so it may be tried smaller
+    producer.produce(0, 2, b"y")  # nothing was written, so a smaller record may take its place
     producer.flush()
     assert [m.value() for m in read_all(bootstrap, topic)] == [b"x", b"y"]
 
 
 @pytest.mark.slow
-def test_an_outage_is_waited_for_and_no_record_overtakes_another() -> None:
+def test_an_outage_only_delays_and_no_record_overtakes_another() -> None:
     with DevBroker() as own:
         topic = new_topic(own.bootstrap, "outage")
         producer = StampingProducer(settings(own.bootstrap) | {"linger.ms": 0, "log_level": 0}, topic, PID)
@@ -173,7 +174,7 @@ def test_an_outage_is_waited_for_and_no_record_overtakes_another() -> None:
         assert written == list(range(400))
 
 
-def test_flush_that_comes_to_no_end_is_told(bootstrap: str) -> None:
+def test_a_flush_that_does_not_finish_raises(bootstrap: str) -> None:
     producer = StampingProducer(settings(bootstrap) | {"linger.ms": 900}, new_topic(bootstrap, "late"), PID)
     for offset in range(100_000):
         producer.produce(0, offset, b"x" * 100)
@@ -182,7 +183,7 @@ def test_flush_that_comes_to_no_end_is_told(bootstrap: str) -> None:
     producer.flush()
 
 
-def test_a_full_queue_is_waited_for(bootstrap: str) -> None:
+def test_a_full_queue_only_delays(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "full")
     with StampingProducer(settings(bootstrap) | {"queue.buffering.max.messages": 10}, topic, PID) as producer:
         for offset in range(300):
@@ -190,7 +191,7 @@ def test_a_full_queue_is_waited_for(bootstrap: str) -> None:
     assert len(read_all(bootstrap, topic)) == 300
 
 
-def test_every_delivery_is_reported_to_whom_asked(bootstrap: str) -> None:
+def test_every_delivery_is_reported_to_the_callback(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "reports", 2)
     reports: list[tuple[KafkaError | None, Message]] = []
     done = lambda error, message: reports.append((error, message))  # noqa: E731
@@ -201,7 +202,7 @@ def test_every_delivery_is_reported_to_whom_asked(bootstrap: str) -> None:
     assert {message.key() for _, message in reports} == {Stamp(PID, n % 2, n).to_bytes() for n in range(500)}
 
 
-def test_more_partitions_are_noticed_with_a_warning_that_may_be_made_an_error(bootstrap: str) -> None:
+def test_more_partitions_cause_a_warning_that_may_be_made_an_error(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "grows", 2)
     producer = StampingProducer(settings(bootstrap), topic, PID)
     producer.produce(2, 1, b"before")
@@ -214,14 +215,14 @@ def test_more_partitions_are_noticed_with_a_warning_that_may_be_made_an_error(bo
         warnings.simplefilter("error")
         producer.refresh()
     assert producer.partitions == 2
-    producer._refresh_due = producer._due = 0.0  # as if half a minute had gone by
+    producer._refresh_due = producer._maintenance_due = 0.0  # as if half a minute had passed
     with pytest.warns(PartitionsChanged, match=r"has 3 partitions now, it had 2.*replays"):
         producer.produce(2, 2, b"after")
     producer.flush()
     assert {m.value(): m.partition() for m in read_all(bootstrap, topic)} == {b"before": 0, b"after": 2}
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all(bootstrap: str) -> None:
+def test_a_transaction_is_visible_completely_or_not_at_all(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "txn")
     producer = StampingProducer(settings(bootstrap), topic, PID, transactional_id=topic)
     with producer.transaction():
@@ -230,7 +231,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all(bootstrap: str) -> None:
         producer.produce(0, 2, b"lost")
         raise ZeroDivisionError
     with producer.transaction():
-        producer.produce(0, 2, b"b")  # not a step back: what was aborted was never written
+        producer.produce(0, 2, b"b")  # does not go back, since the aborted record was never written
     with pytest.raises(StampError, match="go into"):
         producer.produce(0, 3, b"c")
     assert [m.value() for m in read_all(bootstrap, topic)] == [b"a", b"b"]
@@ -272,7 +273,7 @@ def test_a_second_producer_of_the_same_transactional_id_fences_the_first(bootstr
     assert [m.value() for m in read_all(bootstrap, topic)] == [b"a", b"c"]
 
 
-def test_faults_are_told_in_words(bootstrap: str) -> None:
+def test_the_errors_name_what_is_wrong(bootstrap: str) -> None:
     with pytest.raises(BrokerError, match="no-such-topic"):
         StampingProducer(settings(bootstrap), "no-such-topic", PID)
     with pytest.raises(ReplayfilterError, match=r"no\.such\.setting"):
@@ -284,7 +285,7 @@ def test_faults_are_told_in_words(bootstrap: str) -> None:
         pass
 
 
-def test_a_topic_made_again_has_another_pid(bootstrap: str) -> None:
+def test_a_topic_created_again_has_another_pid(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "remade")
     admin = AdminClient(settings(bootstrap))
     first = pid_for_topic(bootstrap, topic, "job")

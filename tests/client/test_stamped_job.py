@@ -1,4 +1,4 @@
-"""A job killed 15 times, behind it a plain filtering consumer: every record once, in order."""
+"""A job killed 15 times, then a plain filtering consumer: every record arrives once, in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from confluent_kafka import Message
 
 from replayfilter import FilteringConsumer
 from replayfilter.kafka.admin import Cluster
-from tests.support.stamped_job import check_exact, contents, fill, run_job
+from tests.support.stamped_job import check_exact, fill, run_job
 from tests.support.topics import new_topic, read_all
 
 
-def let_through(bootstrap: str, topic: str, records: int, stamp: Any = "key") -> tuple[list[Message], int]:
-    """What a filtering consumer hands out, and the replays that it met."""
+def read_filtered(bootstrap: str, topic: str, records: int, stamp: Any = "key") -> tuple[list[Message], int]:
+    """The records that a filtering consumer returns, and the number of replays that it dropped."""
     settings = {"bootstrap.servers": bootstrap, "group.id": topic}
     found: list[Message] = []
     with FilteringConsumer(settings, stamp=stamp) as consumer:
@@ -34,8 +34,8 @@ def test_a_job_killed_15_times(bootstrap: str, tmp_path: Path, partitions: int, 
     source = fill(bootstrap, "one", 4, 30_000)
     target = new_topic(bootstrap, "two", partitions)
     hit = run_job(bootstrap, source, target, tmp_path, stamp=stamp)
-    found, replays = let_through(bootstrap, target, 30_000, stamp)
-    check_exact(contents(bootstrap, source), found, partitions)
+    found, replays = read_filtered(bootstrap, target, 30_000, stamp)
+    check_exact(read_all(bootstrap, source), found, partitions)
     assert hit >= 12
     assert replays == len(read_all(bootstrap, target)) - 30_000 > 0
 
@@ -46,14 +46,14 @@ def test_two_jobs_on_one_topic(bootstrap: str, tmp_path: Path) -> None:
     target = new_topic(bootstrap, "both", 3)
     for source in sources:
         run_job(bootstrap, source, target, tmp_path, name="same-name", kills=5)
-    found, replays = let_through(bootstrap, target, 20_000)
-    check_exact(contents(bootstrap, *sources), found, 3)
+    found, replays = read_filtered(bootstrap, target, 20_000)
+    check_exact(read_all(bootstrap, *sources), found, 3)
     assert replays > 0
 
 
 @pytest.mark.slow
-def test_a_topic_deleted_and_made_again_upstream(bootstrap: str, tmp_path: Path) -> None:
-    """Its new records begin at offset 0 again, and are no replays: the topic's id is in the pid."""
+def test_an_upstream_topic_deleted_and_created_again(bootstrap: str, tmp_path: Path) -> None:
+    """Its new records start at offset 0 again but are not replays: the pid depends on the topic's id."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
@@ -68,7 +68,7 @@ def test_a_topic_deleted_and_made_again_upstream(bootstrap: str, tmp_path: Path)
     for number in range(400):
         producer.produce(source, f"{source} {number % 2} {10_000 + number // 2}", partition=number % 2)
     producer.flush()
-    (tmp_path / f"A-{source}.json").unlink()  # the job starts anew as well
+    (tmp_path / f"A-{source}.json").unlink()  # the job starts from the beginning too
     run_job(bootstrap, source, target, tmp_path, kills=1)
-    found, _ = let_through(bootstrap, target, 1_400)
+    found, _ = read_filtered(bootstrap, target, 1_400)
     assert len({m.value() for m in found}) == len(found) == 1_400

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.replay_service import prepare_replay_service
 from tests.support.service_process import ServiceProcess
-from tests.support.stamped_job import check_exact, contents, fill, run_job
+from tests.support.stamped_job import check_exact, fill, run_job
 from tests.support.topics import new_topic, read_all
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,7 @@ def test_two_jobs_killed_15_times_and_two_services_in_a_row(bootstrap: str, tmp_
     hit += run_job(bootstrap, sources[1], target, tmp_path, kills=4)
     serve(tmp_path, bootstrap, first, target, 8)
     serve(tmp_path, bootstrap, second, f"{first}.unique", 8)
-    published, written = contents(bootstrap, *sources), read_all(bootstrap, target)
+    published, written = read_all(bootstrap, *sources), read_all(bootstrap, target)
     for name in (first, second):
         found = read_all(bootstrap, f"{name}.unique")
         for message in found:  # the first topic has source partition % 3, the services keep it
@@ -56,7 +56,7 @@ def test_stamps_in_the_header_and_more_partitions(bootstrap: str, tmp_path: Path
     target = new_topic(bootstrap, "headed-chain", 8)
     run_job(bootstrap, source, target, tmp_path, stamp="header", kills=6)
     serve(tmp_path, bootstrap, f"{target}-b", target, 8, "header")
-    check_exact(contents(bootstrap, source), read_all(bootstrap, f"{target}-b.unique"), 8)
+    check_exact(read_all(bootstrap, source), read_all(bootstrap, f"{target}-b.unique"), 8)
 
 
 def check_order(published: list, found: list) -> None:  # type: ignore[type-arg]

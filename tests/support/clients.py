@@ -1,4 +1,4 @@
-"""The clients that are alive in this process."""
+"""Kafka clients that are alive in this process, to find those that are never freed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 
 def clients() -> list[object]:
-    """Those that nothing but a mistake or a live object holds: garbage is collected before."""
+    """All Kafka clients that are still referenced; garbage is collected first."""
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, Consumer | Producer | AdminClient)]
 

@@ -1,7 +1,7 @@
-"""A member of a group of filtering consumers, to be killed: ``consumer_process BOOTSTRAP GROUP TOPIC LOG``.
+"""A member of a group of filtering consumers: ``consumer_process BOOTSTRAP GROUP TOPIC LOG [STRATEGY]``.
 
-It writes a line for each record it handles, input place and stamp, and commits after every few, so that a
-kill comes between handling and commit as well as between commits.
+For each record that it handles it writes a line with partition, offset and stamp. It commits after every 20
+records, so that a kill can come between handling and commit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
             handled += 1
         if handled >= 20 or message is None:
             handled = 0
-            with suppress(BrokerError):  # the group has moved on: the new owner starts at the last commit
+            with suppress(BrokerError):  # the partition was revoked: its new owner starts at the last commit
                 consumer.commit()
 
 

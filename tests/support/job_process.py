@@ -1,7 +1,7 @@
-"""An upstream job to be killed: reads a topic, writes another with stamps, at least once.
+"""An at-least-once upstream job for tests that kill it: it reads a topic and writes another with stamps.
 
-``job_process BOOTSTRAP SOURCE TARGET NAME STAMP CHECKPOINT``: it keeps its offsets in a file, every 400
-records and only once those are delivered, and ends when the source is read to its end.
+``job_process BOOTSTRAP SOURCE TARGET NAME STAMP CHECKPOINT``: it saves its offsets in a file after every 400
+records, once these are delivered, and ends when it has read all of the source topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = 400
 
 
 def main() -> None:
-    """Run to the end, or until killed."""
+    """Run to the end of the source topic, or until killed."""
     bootstrap, source, target, name, stamp, path = sys.argv[1:7]
     checkpoint = Path(path)
     kept = json.loads(checkpoint.read_text()) if checkpoint.exists() else {}
@@ -36,7 +36,8 @@ def main() -> None:
         pid_for_topic(bootstrap, source, name),
         stamp=how,
     ) as producer:
-        ended, written = set(), 0
+        ended: set[int | None] = set()
+        written = 0
         while len(ended) < len(partitions):
             for message in consumer.consume(50, 0.2):
                 error = message.error()
@@ -44,12 +45,12 @@ def main() -> None:
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     ended.add(message.partition())
                     continue
-                place, offset = message.partition() or 0, message.offset() or 0
+                partition, offset = message.partition() or 0, message.offset() or 0
                 key = message.key() if stamp == "header" else None
-                producer.produce(place, offset, message.value(), key)
-                kept[str(place)] = offset + 1
+                producer.produce(partition, offset, message.value(), key)
+                kept[str(partition)] = offset + 1
                 written += 1
-            time.sleep(0.01)  # slow enough to be killed in mid-batch
+            time.sleep(0.01)  # slow enough to be killed within a batch
             if written >= BATCH:
                 written = 0
                 producer.flush()
