@@ -8,8 +8,8 @@
             handle(message)
             consumer.commit()             # offsets and marks together
 
-The marks of a partition are stored in the metadata of its committed offset. So the consumer that gets the
-partition next, in a rebalance or after a crash, has the marks that belong to the offset where it starts.
+The marks of a partition are stored in the metadata of its committed offset. The consumer that gets
+the partition next, in a rebalance or after a crash, has the marks that belong to the offset where it starts.
 Records that were not committed are returned again, as with any Kafka consumer; replays are not.
 """
 

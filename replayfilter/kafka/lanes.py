@@ -1,8 +1,8 @@
 """Lanes: exactly-once delivery of one task's part of a micro-batch in one Kafka transaction.
 
 A lane is a transactional id, ``<service>-<lane>``, and always carries the same input partitions. Everything
-that a batch writes for them is committed together with their next input offsets, in the consumer group that
-is named like the service. So Kafka itself knows how far each input partition was delivered. Each worker
+that a batch writes for them is committed together with their next input offsets, in the consumer group with
+the service's name. Kafka itself therefore knows how far each input partition was delivered. Each worker
 process has one :class:`Lanes`, and every task does this:
 
     with lanes.open(lane, partitions) as delivery:      # (1) own the lane: earlier owners are fenced

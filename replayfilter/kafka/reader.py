@@ -45,7 +45,7 @@ class _Step(NamedTuple):
     records: list[Message]
     errors: dict[InputPartition, KafkaError]
     unread: Mapping[InputPartition, int]  # the ranges that aren't done
-    heard: bool  # whether the broker sent anything, if only the end of a partition
+    received: bool  # whether the broker sent anything; the end of a partition counts
 
 
 class RangeReader:
@@ -88,14 +88,14 @@ class RangeReader:
         Raises :class:`BrokerError` if a partition can't be read, or if nothing arrives for ``silence_s``
         seconds. The time that the caller spends on a record doesn't count.
         """
-        last_heard = time.monotonic()
+        last_received = time.monotonic()
         for step in self._steps(ranges, per_partition):
             yield from step.records
             for (topic, number), error in step.errors.items():
                 raise BrokerError(f"{topic}-{number} can't be read: {error.str()}; {_REMEDY}")
-            if step.heard:
-                last_heard = time.monotonic()
-            elif time.monotonic() - last_heard > silence_s:
+            if step.received:
+                last_received = time.monotonic()
+            elif time.monotonic() - last_received > silence_s:
                 raise BrokerError(
                     f"nothing arrived from {_names(step.unread)} for {silence_s:.0f} s; check that the "
                     "brokers are up and that the topic exists, then try again"

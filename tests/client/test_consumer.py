@@ -115,9 +115,8 @@ def test_marks_that_get_too_long_raise_before_the_record_that_causes_it(bootstra
     with FilteringConsumer(settings(bootstrap, topic), metadata_limit=400) as consumer:
         consumer.subscribe([topic])
         returned = 0
-        with pytest.raises(
-            StampError, match=r"characters of offset metadata, the limit is 400; give .*store"
-        ):
+        too_long = r"characters of offset metadata, the limit is 400; give .*store"
+        with pytest.raises(StampError, match=too_long):  # noqa: PT012
             while consumer.poll(20):
                 returned += 1
         consumer.commit()  # the records before it fit
