@@ -192,7 +192,7 @@ class StageRow:
         ]
 
     def _number_of(self, partition: str) -> int:
-        """The number that stands for a partition in the roster."""
+        """The number by which the roster knows a partition."""
         return self._partition_numbers.setdefault(partition, len(self._partition_numbers))
 
     def _mark_changed(self, names: Iterable[str]) -> None:

@@ -81,7 +81,7 @@ class Table:
         """Change a stage's roster, all or nothing."""
         row = self._row(stage, "stage")
         if not row.config.has_roster:
-            remedy = "give it one in the config: roster = [], or a file"
+            remedy = "add one to the config: roster = [], or a file"
             raise RequestError(409, "the stage has no roster", "stage", stage, remedy)
         for name in change.remove:
             if row.declared_by.get(name) == "config":

@@ -22,6 +22,7 @@ from replayfilter.watermark.client import (
     merge_reports,
     poll_window,
     split_reports,
+    watch,
 )
 from tests.support.server_process import ServerProcess, write_config
 
@@ -136,7 +137,12 @@ def test_a_refused_report_is_logged_and_kept(tmp_path: Path) -> None:
         assert not client.flush(0.5)
         assert client.last_error is not None
         assert "no such stage ($.reports[0].stage: wep)" in client.last_error
+        assert client.fault == client.last_error, "its name in earlier versions"
         assert not client.close(0.2)
+
+
+def test_watch_is_the_earlier_name_of_poll_window() -> None:
+    assert watch is poll_window
 
 
 def test_many_origins_are_split_into_requests() -> None:
