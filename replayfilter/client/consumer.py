@@ -211,7 +211,10 @@ class FilteringConsumer:
         except KafkaException as error:
             failure = error.args[0]
         if failure is not None and self._store is None:  # with a store, Kafka's offsets only serve lag tools
-            raise BrokerError(f"the offsets of {len(asked)} partitions can't be committed: {failure.str()}")
+            raise BrokerError(
+                f"the offsets of {len(asked)} partitions can't be committed: {failure.str()}; if they "
+                "belong to another consumer now, it gets the records again; otherwise check the brokers"
+            )
         for partition in changed:
             self._partitions[partition].committed = entries[partition][0]
 
@@ -267,7 +270,10 @@ class FilteringConsumer:
             try:
                 found = consumer.committed(partitions, timeout=ANSWER_LIMIT_S)
             except KafkaException as error:
-                raise BrokerError(f"committed offsets can't be read: {error.args[0].str()}") from error
+                raise BrokerError(
+                    f"the committed offsets of {len(partitions)} partitions can't be read: "
+                    f"{error.args[0].str()}; check that the brokers are up and that the group may be read"
+                ) from error
             loaded = {(at.topic, at.partition): (at.offset, at.metadata) for at in found if at.offset >= 0}
         else:
             keys = [(at.topic, at.partition) for at in partitions]
