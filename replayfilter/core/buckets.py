@@ -11,8 +11,8 @@ Rules:
 - A bucket is a list of runs. New keys make a new run. Runs are merged as in a log-structured merge tree, so
   a bucket has few runs, and each key is rewritten a logarithmic number of times.
 - A bucket is dropped when all of its keys have expired.
-- A run is named by its bucket and by a hash of its content. So a cached run is never out of date; and in a
-  store that is sorted by name, the runs that change are next to each other.
+- A run is named by its bucket and by a hash of its content. A cached run is therefore never out of date;
+  and in a store that is sorted by name, the runs that change are next to each other.
 - ``match = "window"`` keeps each key's age in its bucket, so that "within the period" is exact to the unit.
   ``match = "bucket"`` and clock ``none`` need no ages.
 - Bytes per key: 16 for the digest; 4 for the age, 8 if the span is above 2**32 units; and with

@@ -1,8 +1,8 @@
 """Frames: what a shard must know of one chunk of records to decide those that are its own.
 
 A chunk is a stretch of consecutive records of one input partition. Each of its records is decided by one
-shard, but the records of all shards move marks and the latest point. So each chunk is cut into one frame
-per shard, which has the shard's own rows and as few rows of other shards as possible.
+shard, but the records of all shards move marks and the latest point. Each chunk is therefore cut into one
+frame per shard, which has the shard's own rows and as few rows of other shards as possible.
 
 Rules:
 - A frame holds the shard's own rows, with their digests, and *witnesses*: rows of other shards that move a

@@ -10,7 +10,7 @@ A record's route is the first of these steps that applies to it:
 6. *unique*: all others. Their keys are remembered.
 
 The records of a batch are decided in the order (topic, partition, offset), and the decisions depend only
-on the arguments of :func:`route_batch`. So a batch that is tried again is decided in the same way.
+on the arguments of :func:`route_batch`. A batch that is tried again is therefore decided in the same way.
 """
 
 from __future__ import annotations

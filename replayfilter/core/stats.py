@@ -1,4 +1,4 @@
-"""What each shard counts in each batch: the closed list, with how the shards' numbers make one."""
+"""The closed list of what each shard counts in each batch, and how Spark combines the shards' numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 
 class Aggregate(Enum):
-    """How the numbers of all shards make one number for the service."""
+    """How the numbers of all shards become one number for the service."""
 
     SUM = auto()  # every shard counts its own
     MAX = auto()  # every shard knows the same number

@@ -1,7 +1,7 @@
 """Highwater marks: the highest offset already accepted from each source.
 
-A stamping producer writes the records of a source in offset order. So a record at or below the highest
-accepted offset was accepted before: it is a replay.
+A stamping producer writes the records of a source in offset order. A record at or below the highest
+accepted offset was therefore accepted before: it is a replay.
 
 Rules, for one source (pid, source partition):
 - without a mark: accept, and set the mark. Offset above the mark: accept, and advance the mark. Otherwise

@@ -11,7 +11,7 @@ their order. For the records of one source it distinguishes:
 - *two writers*: a job that starts again goes back, rises to the mark, and then on above it. If the offsets
   jump from below the mark to above it again and again, two jobs write side by side with one pid;
 - *not a stamp, though 20 bytes long*: source partitions are small, and neither partitions nor offsets are
-  negative. Of random bytes, such as a SHA-1, one in 8,000 passes this check.
+  negative. One in 8,000 random values, such as a SHA-1, passes this check.
 """
 
 from __future__ import annotations

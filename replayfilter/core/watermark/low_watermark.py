@@ -2,7 +2,7 @@
 
 Each origin writes its records in time order, so its largest event time is a promise: nothing older will
 come from it. The smallest of these times would be a watermark that one dead origin holds back for ever.
-So a share of the origins may lag behind the watermark.
+Therefore a share of the origins may lag behind the watermark.
 
 Rules:
 - The roster declares the origins. The progress of an origin is its largest event time.

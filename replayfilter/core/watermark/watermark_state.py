@@ -6,8 +6,9 @@ Rules:
 - With a roster, the watermark is that of the roster. Without one, it is the smallest of the watermarks that
   the input partitions carry, once every input partition has carried one.
 - A batch is decided with the watermark before it, and its records carry that watermark. What is observed in
-  the batch counts from the next batch on. So no record of a batch is behind the watermark that another
-  record of the same batch carries; and a batch that is tried again with another roster has the same result.
+  the batch counts from the next batch on. This way no record of a batch is behind the watermark that
+  another record of the same batch carries, and a batch that is tried again with another roster has the same
+  result.
 """
 
 from __future__ import annotations
