@@ -1,4 +1,4 @@
-"""The closed list of what each shard counts in each batch, and how Spark combines the shards' numbers."""
+"""The closed list of what each shard counts in each batch, and how the numbers of all shards are combined."""
 
 from __future__ import annotations
 
