@@ -65,7 +65,7 @@ def main() -> None:
     speed: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     with DevBroker() as broker:
-        settings = {"bootstrap.servers": broker.bootstrap}
+        settings: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.bootstrap}
         admin = AdminClient(settings)
         for number in range(-1, options.rounds):  # the first round warms up
             for name, write in sides.items():

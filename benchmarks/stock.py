@@ -209,7 +209,10 @@ def _stock(task: Task, folder: Path) -> Run:
     def run(on_batch: Callable[[Any], None]) -> None:
         query = sink.start() if task.seconds else sink.trigger(availableNow=True).start()
         seen = -1
-        while not query.awaitTermination(0.05) or seen < (query.lastProgress or {"batchId": -1})["batchId"]:
+        while True:
+            ended = query.awaitTermination(0.05)  # type: ignore[arg-type]  # seconds, may be a fraction
+            if ended and seen >= (query.lastProgress or {"batchId": -1})["batchId"]:
+                return
             for progress in query.recentProgress if query.lastProgress else ():
                 if progress["batchId"] > seen:
                     seen = progress["batchId"]

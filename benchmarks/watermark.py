@@ -16,7 +16,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -123,7 +122,7 @@ def run_spark(case: Stall, batches: Sequence[Batch]) -> list[int]:
         query = writer.option("checkpointLocation", str(Path(folder, "checkpoint"))).start()
         dropped = {}
         while True:
-            ended = query.awaitTermination(0.2)
+            ended = query.awaitTermination(0.2)  # type: ignore[arg-type]  # seconds, may be a fraction
             for progress in query.recentProgress:
                 if progress["numInputRows"]:
                     found = progress["stateOperators"][0]["numRowsDroppedByWatermark"]
@@ -320,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -81,7 +81,8 @@ def _records_in(hour: int, upto: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many records of an hour each origin has written by the times ``upto``."""
     phase = np.arange(len(upto), dtype=np.int64) % EVERY_S
     end = np.minimum(upto, (hour + 1) * HOUR_S - 1)
-    return np.maximum((end - phase) // EVERY_S - (hour * HOUR_S - 1 - phase) // EVERY_S, 0)
+    count: NDArray[np.int64] = (end - phase) // EVERY_S - (hour * HOUR_S - 1 - phase) // EVERY_S
+    return np.maximum(count, 0)
 
 
 # No origin late; a thousandth late for hours; more than a thousandth late, coming back one by one.
