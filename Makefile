@@ -13,46 +13,45 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-build-isolation
 
 help:
-	@echo "make demo     the service on a real Kafka and a real Spark, from nothing; every record checked"
-	@echo "make test     lint, types, import contracts and all tests but those with containers"
-	@echo "make test-compose  the compose file, fed, killed, upgraded and on a Spark cluster; with no container"
-	@echo "              engine it starts one as root on Debian (installs docker.io), else it says why it skips"
-	@echo "make images   stand-ins for the official base images, where no image registry can be reached"
-	@echo "make docs     the pages in build/site, the tables of keys made anew from the code"
-	@echo "make bench    throughput and latency against stock Spark"
-	@echo "make lint     ruff and the import contracts"
-	@echo "make types    mypy --strict"
-	@echo "make fuzz     ten minutes of random bytes for all that reads bytes; FUZZ_SECONDS=60 for less"
-	@echo "make schemas  make schemas/ anew from the code"
-	@echo "make lock     resolve all versions anew into requirements/*.txt and replayfilter/jvm/jars.lock (needs uv)"
-	@echo "make clean    remove the virtual environment and all caches in this folder"
+	@echo "make demo          the service on a real Kafka and a real Spark, from nothing; checks every record"
+	@echo "make test          lint, types, import contracts and all tests except those with containers"
+	@echo "make test-compose  the compose file: fed, killed, upgraded and on a Spark cluster. Without a container"
+	@echo "                   engine it starts one as root on Debian (installs docker.io), or says why it skips"
+	@echo "make images        stand-ins for the official base images, for machines without an image registry"
+	@echo "make docs          the pages in build/site, with the tables of config keys from the code"
+	@echo "make bench         throughput and latency against stock Spark"
+	@echo "make lint          ruff and the import contracts"
+	@echo "make types         mypy --strict"
+	@echo "make fuzz          ten minutes of random bytes for everything that reads bytes; FUZZ_SECONDS=60 for less"
+	@echo "make schemas       schemas/ from the code"
+	@echo "make lock          resolve all versions into requirements/*.txt and replayfilter/jvm/jars.lock (needs uv)"
+	@echo "make clean         remove the virtual environment and all caches in this folder"
 
 demo: .venv/service.installed jars
 	$(BIN)/replayfilter demo
 
-# Three strands, as one alone would mostly wait. Two cores are enough.
+# Three strands, because one alone would mostly wait. Two cores are enough.
 test: .venv/dev.installed jars
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types classes
-	@echo "three strands of tests, each told when it ends"
+	@echo "three strands of tests; each prints its output when it ends"
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-pipeline test-library test-kafka
 
-# Tests start Java by the dozen, and none lives long: its first compiler alone takes half the CPU for that.
+# Tests start dozens of short-lived JVMs. Java's first compiler alone needs half the CPU for that.
 test test-%: export SPARK_SUBMIT_OPTS = -XX:TieredStopAtLevel=1
 test test-%: export KAFKA_OPTS = -XX:TieredStopAtLevel=1
 
 test-library:
-	$(BIN)/python -m pytest tests/core tests/formats tests/fuzz tests/watermark tests/project tests/jvm tests/client/test_offset_metadata.py
-	$(BIN)/python -m pytest tests/service
+	$(BIN)/python -m pytest -m "not kafka and not spark and not compose"
+	$(BIN)/python -m pytest -m "spark and not kill" tests/service
 
-# The kills stand here, so that the strands end together.
 test-kafka:
-	$(BIN)/python -m pytest tests/kafka
-	$(BIN)/python -m pytest tests/spark/test_kill.py
+	$(BIN)/python -m pytest -m "kafka and not spark"
+	$(BIN)/python -m pytest -m kill
 
 test-pipeline:
-	$(BIN)/python -m pytest tests/spark --ignore tests/spark/test_kill.py
+	$(BIN)/python -m pytest -m "spark and not kill" --ignore tests/service
 
-# Spark's classes, read once: each of the many services that the tests start then starts 7 s sooner.
+# Spark's classes, read once: every service that the tests start then starts 7 s sooner.
 classes: .venv/share/replayfilter/classes.jsa
 
 .venv/share/replayfilter/classes.jsa: .venv/service.installed | jars
@@ -83,7 +82,7 @@ bench: .venv/service.installed jars
 	$(BIN)/python -m benchmarks.stock latency
 	$(BIN)/python -m benchmarks.producer
 
-# What it finds is kept in tests/fuzz/cases, and is a failing test from then on.
+# What it finds is kept in tests/fuzz/cases and is a failing test from then on.
 fuzz: FUZZ_SECONDS ?= 600
 fuzz: .venv/dev.installed
 	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS)
@@ -91,7 +90,7 @@ fuzz: .venv/dev.installed
 schemas: .venv/dev.installed
 	$(BIN)/python schemas/remake.py
 
-# Looks whether each jar is in the user's cache; fetches those that are not.
+# Fetches the jars that are not in the user's cache yet.
 jars: .venv/service.installed
 	@$(BIN)/python -m replayfilter.jvm.jars >/dev/null
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import atheris  # type: ignore[import-untyped]
+import atheris
 
 with atheris.instrument_imports(include=["replayfilter", "fastavro", "json"], enable_loader_override=False):
     from tests.fuzz.targets import TARGETS
