@@ -67,7 +67,7 @@ def _total(name: str, scale: float = 1.0) -> Read:
     return lambda status, now: [((), status.totals[name] * scale)]
 
 
-def _level(name: str) -> Read:
+def _current(name: str) -> Read:
     return lambda status, now: [((), status.last.counts.get(name, 0))] if status.last else []
 
 
@@ -148,8 +148,8 @@ METRICS = (
         "unstamped_records", "counter", "records", "Records without a valid stamp, where stamps are read.",
         _total("unstamped"),
     ),
-    Metric("gaps", "counter", "jumps", "Offsets of sources that jumped past mark + 1.", _total("state_gaps")),
-    Metric("marks", "gauge", "sources", "Highwater marks remembered.", _level("state_sources")),
+    Metric("gaps", "counter", "jumps", "Offset gaps of sources, above mark + 1.", _total("state_gaps")),
+    Metric("marks", "gauge", "sources", "Highwater marks remembered.", _current("state_sources")),
     Metric(
         "forgotten_marks", "counter", "sources", "Marks forgotten after being idle for mark_ttl.",
         _total("state_forgotten"),
@@ -157,10 +157,10 @@ METRICS = (
     Metric(
         "spread_sources", "gauge", "sources",
         "Sources seen in several input partitions, which a stamping producer never causes.",
-        _level("state_spread"),
+        _current("state_spread"),
     ),
-    Metric("keys", "gauge", "keys", "Dedup keys remembered.", _level("state_keys")),
-    Metric("state_bytes", "gauge", "bytes", "Bytes of the remembered keys in runs.", _level("state_bytes")),
+    Metric("keys", "gauge", "keys", "Dedup keys remembered.", _current("state_keys")),
+    Metric("state_bytes", "gauge", "bytes", "Bytes of the remembered keys in runs.", _current("state_bytes")),
     Metric(
         "size_bytes", "gauge", "bytes", "Bytes of the state in memory and on disk.", _sizes, ("place",)
     ),
@@ -168,8 +168,8 @@ METRICS = (
         "key_size_bytes", "gauge", "bytes", "The same per key; absent while there are no keys.", _key_sizes,
         ("place",),
     ),
-    Metric("runs", "gauge", "runs", "Sorted runs of keys in the state.", _level("state_runs")),
-    Metric("buckets", "gauge", "buckets", "Buckets in the state, over all shards.", _level("state_buckets")),
+    Metric("runs", "gauge", "runs", "Sorted runs of keys in the state.", _current("state_runs")),
+    Metric("buckets", "gauge", "buckets", "Buckets in the state, over all shards.", _current("state_buckets")),
     Metric(
         "evicted_keys", "counter", "keys", "Keys that expired with their bucket.", _total("state_evicted")
     ),

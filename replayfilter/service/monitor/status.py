@@ -30,7 +30,7 @@ ORIGINS = ("expected", "heard", "idle", "lagging")
 """The numbers of origins that are exposed; see core/watermark/laggards.py."""
 
 # The counts of a batch that are current values, so they are not summed over batches.
-_LEVELS = {
+_CURRENT_VALUES = {
     "newest_ms", "delay_ms", "watermark_us",
     "state_sources", "state_spread", "state_keys", "state_bytes", "state_memory", "state_runs",
     "state_buckets",
@@ -111,7 +111,7 @@ class Status:
                 moved = self.laggards is None or self.laggards.low != batch.laggards.low
                 self.low_since = batch.at if moved else self.low_since
                 self.laggards = batch.laggards
-            self.totals.update({n: value for n, value in batch.counts.items() if n not in _LEVELS})
+            self.totals.update({n: value for n, value in batch.counts.items() if n not in _CURRENT_VALUES})
             for step, seconds in batch.seconds.items():
                 self.durations[step].add(seconds)
             slot = self._slot(batch.at)

@@ -62,9 +62,7 @@ def fetch_status(url: str) -> dict[str, Any]:
             f"no service answers at {url} ({reason}); start it, or correct http.port and http.bind"
         ) from error
     except ValueError as error:
-        raise ReplayfilterError(
-            f"the server at {url} is not replayfilter; correct http.port"
-        ) from error
+        raise ReplayfilterError(f"the server at {url} is not replayfilter; correct http.port") from error
 
 
 def render(status: dict[str, Any]) -> RenderableType:

@@ -70,7 +70,7 @@ def inspect(config: Config, from_committed: bool) -> Findings:
     errors += _missing_topics(config, topics)
     if errors or checkpoint is None:
         return Findings(errors)
-    warnings += _uneven_partitions(config, topics) + _tight_outputs(config, cluster)
+    warnings += _uneven_partitions(config, topics) + _strict_outputs(config, cluster)
 
     # 3. The config must fit the state in the checkpoint.
     ids = {name: topics[name].id for name in config.input.topics}
@@ -156,7 +156,7 @@ def _uneven_partitions(config: Config, topics: dict[str, Topic]) -> list[str]:
     return warnings
 
 
-def _tight_outputs(config: Config, cluster: Cluster) -> list[str]:
+def _strict_outputs(config: Config, cluster: Cluster) -> list[str]:
     """Output topics that would refuse records that the input topics accept. Delivery would stop there."""
     outputs = config.output_topics()
     try:

@@ -65,7 +65,7 @@ class Query(Protocol):
 
     @property
     def restart_requested(self) -> bool:
-        """Whether the query ended only to be started again with other settings."""
+        """Whether the query ended only to be started again, with other settings or smaller batches."""
 
 
 class StopSignals:
