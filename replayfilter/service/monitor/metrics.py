@@ -169,7 +169,7 @@ METRICS = (
         ("place",),
     ),
     Metric("runs", "gauge", "runs", "Sorted runs of keys in the state.", _current("state_runs")),
-    Metric("buckets", "gauge", "buckets", "Buckets in the state, over all shards.", _current("state_buckets")),
+    Metric("buckets", "gauge", "buckets", "Buckets in the state of all shards.", _current("state_buckets")),
     Metric(
         "evicted_keys", "counter", "keys", "Keys that expired with their bucket.", _total("state_evicted")
     ),
