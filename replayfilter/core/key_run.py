@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.columns import Columns, pack, unpack
 
+BLOOM_LAYOUT = 1  # changes with anything that changes the bits of a filter: caches on disk outlive a release
 BLOOM_BITS = 12  # bits per key, in 64-bit words: about 2% false positives
 AGE = "age"  # column: expiry key - start of the bucket
 INDEX = "place"  # column: the first record's input partition, by its index in the state

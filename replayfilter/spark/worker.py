@@ -35,4 +35,6 @@ def lanes(settings: PipelineSettings) -> Lanes:
 @cache
 def run_cache(limit: int) -> RunCache:
     """The host's cache of runs, shared by its workers; ``limit`` in bytes."""
-    return RunCache(Path(tempfile.gettempdir()), limit)
+    shared = RunCache(Path(tempfile.gettempdir()), limit)
+    shared.release_while_idle()
+    return shared

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from replayfilter.spark import run_cache
 from replayfilter.spark.run_cache import RunCache
+from tests.support.service_process import wait_for
+
+WORKERS, BATCHES, RUN_BYTES = 4, 3_000, 20_000
 
 
 def test_another_cache_on_the_folder_finds_a_run(tmp_path: Path) -> None:
@@ -19,7 +29,7 @@ def test_another_cache_on_the_folder_finds_a_run(tmp_path: Path) -> None:
 def test_a_damaged_file_is_not_taken_for_a_run(tmp_path: Path) -> None:
     cache = RunCache(tmp_path, 1_000_000)
     for name, damaged in {"cut": b"run", "empty": b"", "zeros": bytes(40)}.items():
-        (cache.folder / name).write_bytes(damaged)
+        (cache.folder / f"{run_cache.BLOOM_LAYOUT}-{name}").write_bytes(damaged)
         assert cache.get(name) is None
 
 
@@ -62,3 +72,68 @@ def test_it_uses_no_folder_that_others_can_write_to(tmp_path: Path) -> None:
     folder = RunCache(tmp_path, 1_000).folder
     folder.chmod(0o777)
     assert RunCache(tmp_path, 1_000).folder != folder
+
+
+def deleted_bytes(folder: Path) -> int:
+    """Bytes of removed files below ``folder`` that this process still maps."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
+        if str(folder) in line and line.endswith("(deleted)"):
+            start, end = line.split()[0].split("-")
+            total += int(end, 16) - int(start, 16)
+    return total
+
+
+def open_files(folder: Path) -> int:
+    """How many descriptors this process has on files below ``folder``."""
+    links = (os.readlink(link) for link in glob.glob("/proc/self/fd/*") if os.path.lexists(link))
+    return sum(str(folder) in link for link in links)
+
+
+def test_workers_let_go_of_runs_that_another_one_merged_away(tmp_path: Path) -> None:
+    limit = 1_000_000
+    workers = [RunCache(tmp_path, limit) for _ in range(WORKERS)]
+    for batch in range(BATCHES):
+        writer = workers[batch % WORKERS]  # Spark gives a shard to any worker
+        writer.put(str(batch), os.urandom(RUN_BYTES))
+        for worker in workers:
+            worker.get(str(batch))
+        writer.drop(str(batch - 1))  # merged into the new run
+    assert deleted_bytes(tmp_path) <= limit
+    assert open_files(tmp_path) == 0
+
+
+def test_an_idle_worker_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_cache, "RELEASE_SECONDS", 0.01)
+    idle, busy = RunCache(tmp_path, 1_000_000), RunCache(tmp_path, 1_000_000)
+    idle.release_while_idle()
+    busy.put("a", os.urandom(RUN_BYTES))
+    idle.get("a")
+    busy.drop("a")
+    wait_for(lambda: deleted_bytes(tmp_path) == 0, 30, "the idle worker still maps a removed run")
+
+
+def test_without_descriptors_the_state_is_asked(tmp_path: Path) -> None:
+    cache = RunCache(tmp_path, 1_000_000)
+    cache.put("a", b"run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        found = cache.get("a")
+        cache.put("b", b"other")
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found is None
+    assert cache.get("a") is not None
+
+
+def test_another_layout_of_the_filter_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunCache(tmp_path, 1_000_000).put("a", b"run")
+    monkeypatch.setattr(run_cache, "BLOOM_LAYOUT", run_cache.BLOOM_LAYOUT + 1)
+    assert RunCache(tmp_path, 1_000_000).get("a") is None
