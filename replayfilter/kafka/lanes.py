@@ -53,6 +53,9 @@ from replayfilter.kafka.transactions import (
     unwrap_fatal,
 )
 
+# Each producer has some threads of its own. A lane seldom comes back to a worker before another one had it.
+KEPT_OWNERS = 8
+KEPT_STANDBYS = 4
 TAKEOVERS_MAX = 3  # takeovers that one open() tries while another task keeps fencing the lane
 OUTCOME_LIMIT_S = 2.0  # after a failed commit, to read from the offsets whether it went through after all
 CONNECT_S = 0.08  # a new producer connects in the background; init_transactions before that takes 500 ms
@@ -85,11 +88,20 @@ class Lanes:
     """All lanes that one worker process delivers to; not for use by several threads at once.
 
     ``service`` is the name of the consumer group and the start of the transactional ids. ``options`` are the
-    user's client settings in Kafka's own names. Raises :class:`ConfigError` for settings that can't be used.
+    user's client settings in Kafka's own names. ``kept_owners``: how many lanes keep their producer after a
+    delivery; the least recently used go first. Raises :class:`ConfigError` for settings that can't be used.
     """
 
-    def __init__(self, bootstrap: str, service: str, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        service: str,
+        options: Mapping[str, str] | None = None,
+        *,
+        kept_owners: int = KEPT_OWNERS,
+    ) -> None:
         self.service = service
+        self._kept_owners = kept_owners
         self._lane_settings = lane_settings(bootstrap, options)
         self.offsets = GroupOffsets(client_settings(bootstrap, options), service)
         self._standbys: dict[int, _Standby] = {}
@@ -98,11 +110,13 @@ class Lanes:
     def prepare(self, lanes: Iterable[int]) -> None:
         """Create a standby for each of these lanes that has none; it connects in the background.
 
-        Taking a lane over takes 4-8 ms with a standby, and about 90 ms without.
+        Taking a lane over takes 4-8 ms with a standby, and about 90 ms without. At most
+        :data:`KEPT_STANDBYS` are kept, those of the lanes that were here last.
         """
         for lane in lanes:
-            if lane not in self._standbys:
-                self._standbys[lane] = self._standby(lane)
+            self._standbys[lane] = self._standbys.pop(lane, None) or self._standby(lane)
+            while len(self._standbys) > KEPT_STANDBYS:
+                self._standbys.pop(next(iter(self._standbys)))
 
     def open(self, lane: int, partitions: Iterable[InputPartition] = ()) -> Delivery:
         """Own ``lane`` and begin a delivery to it.
@@ -131,6 +145,8 @@ class Lanes:
     def keep_owner(self, lane: int, owner: _Owner) -> None:
         """Keep a producer that committed: it probably still owns the lane at the next batch."""
         self._owners[lane] = owner
+        while len(self._owners) > self._kept_owners:
+            discard(self._owners.pop(next(iter(self._owners))).producer)
 
     def committed(
         self, partitions: Iterable[InputPartition], stats: LaneStats, limit: float

@@ -6,12 +6,13 @@ function pickled by value would bring its own globals along, new ones in every t
 
 from __future__ import annotations
 
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
 
 from replayfilter.formats import Extractor, KeySpec, build_extractor
-from replayfilter.kafka.lanes import Lanes
+from replayfilter.kafka.lanes import KEPT_OWNERS, Lanes
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.run_cache import RunCache
 
@@ -28,7 +29,8 @@ def lanes(settings: PipelineSettings) -> Lanes:
     """This worker's lanes for the service."""
     name = settings.service, settings.bootstrap
     if name not in _lanes:
-        _lanes[name] = Lanes(settings.bootstrap, settings.service, settings.options)
+        kept = max(KEPT_OWNERS, 2 * -(-settings.lanes // len(os.sched_getaffinity(0))))
+        _lanes[name] = Lanes(settings.bootstrap, settings.service, settings.options, kept_owners=kept)
     return _lanes[name]
 
 

@@ -13,10 +13,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import ConfigError, DeliveryError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.lanes import Lanes
+from replayfilter.kafka.lanes import KEPT_OWNERS, KEPT_STANDBYS, Lanes
 from replayfilter.kafka.transactions import LaneStats
+from tests.support.clients import clients
 from tests.support.lane_service import LANES, PARTITIONS, LaneService
 
+MANY_LANES = 24
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -200,3 +202,15 @@ def test_a_broker_killed_during_a_transaction_and_between_batches() -> None:
         broker.restart()
         service.deliver_with_retries(lanes, 0, 60, 80)
         service.assert_exactly(80, lanes=(0,))
+
+
+def test_a_worker_that_gets_many_lanes_keeps_few_producers(service: LaneService) -> None:
+    before = sum(isinstance(each, Producer) for each in clients())
+    lanes, partition = service.lanes(), (service.name, 0)
+    for end in range(1, 2 * MANY_LANES + 1):
+        lane = end % MANY_LANES
+        with lanes.open(lane, [partition]) as delivery:
+            delivery.commit({partition: end})
+    after = sum(isinstance(each, Producer) for each in clients())
+    lanes.close()
+    assert after - before <= KEPT_OWNERS + KEPT_STANDBYS
