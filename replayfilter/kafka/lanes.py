@@ -114,7 +114,8 @@ class Lanes:
         :data:`KEPT_STANDBYS` are kept, those of the lanes that were here last.
         """
         for lane in lanes:
-            self._standbys[lane] = self._standbys.pop(lane, None) or self._standby(lane)
+            standby = self._standbys.pop(lane) if lane in self._standbys else self._standby(lane)
+            self._standbys[lane] = standby  # at the end, as the one used last
             while len(self._standbys) > KEPT_STANDBYS:
                 self._standbys.pop(next(iter(self._standbys)))
 
