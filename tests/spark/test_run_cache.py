@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from replayfilter.core import key_run
 from replayfilter.spark import run_cache
 from replayfilter.spark.run_cache import RunCache
 from tests.support.service_process import wait_for
@@ -29,7 +30,7 @@ def test_another_cache_on_the_folder_finds_a_run(tmp_path: Path) -> None:
 def test_a_damaged_file_is_not_taken_for_a_run(tmp_path: Path) -> None:
     cache = RunCache(tmp_path, 1_000_000)
     for name, damaged in {"cut": b"run", "empty": b"", "zeros": bytes(40)}.items():
-        (cache.folder / f"{run_cache.BLOOM_LAYOUT}-{name}").write_bytes(damaged)
+        (cache.folder / f"{key_run.BLOOM_LAYOUT}-{name}").write_bytes(damaged)
         assert cache.get(name) is None
 
 
@@ -135,5 +136,5 @@ def test_without_descriptors_the_state_is_asked(tmp_path: Path) -> None:
 
 def test_another_layout_of_the_filter_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunCache(tmp_path, 1_000_000).put("a", b"run")
-    monkeypatch.setattr(run_cache, "BLOOM_LAYOUT", run_cache.BLOOM_LAYOUT + 1)
+    monkeypatch.setattr(run_cache, "BLOOM_LAYOUT", key_run.BLOOM_LAYOUT + 1)
     assert RunCache(tmp_path, 1_000_000).get("a") is None
