@@ -8,9 +8,9 @@ Each part prints a table; nothing is asserted. Machines are noisy, so compare on
 one run, and trust CPU seconds more than time. Stock Spark does less here: it finds no replays, has no topics
 for duplicate, expired and error records, writes at least once, and keeps neither order nor stamps.
 
-Time is Spark's ``triggerExecution`` of each batch. The first third of the batches is warm-up and not counted,
-since Java compiles for about a minute. CPU time is user and system time of the whole process tree (Python
-driver, JVM and Python workers, but not the broker) over the same batches.
+Time is Spark's ``triggerExecution`` of each batch, without waiting for records. The first third of the
+batches is warm-up and not counted, since Java compiles for about a minute. CPU time is user and system time
+of the whole process tree (Python driver, JVM and Python workers, but not the broker) over the same batches.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from rich.table import Table
 from replayfilter.demo.kafka_io import create_topic, publish
 from replayfilter.demo.stream import OUTPUTS, STAMP, Record
 from replayfilter.devbroker import DevBroker
-from replayfilter.jvm.jars import spark_jars
+from replayfilter.jvm.jars import connector_jars
 from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import inspect
+from replayfilter.spark.batch_range import BatchEnd
 from replayfilter.spark.query import Service
 from tests.support.service_process import descendants, paced
 
@@ -108,7 +109,7 @@ def run_side(task: Task) -> None:
         counted = found[warm : len(cpu)]
         cost = {
             "rows": sum(map(rows_of, counted)),
-            "times_ms": [progress["durationMs"]["triggerExecution"] for progress in counted],
+            "times_ms": list(map(milliseconds_of, counted)),
             "cpu_s": cpu[-1] - cpu[warm - 1],
         }
         Path(task.result).write_text(json.dumps(cost))
@@ -132,10 +133,15 @@ def rows_of(progress: Any) -> int:
     """The input records of a batch, from its offsets: Spark counts twice what a plan reads twice."""
     rows = 0
     for source in progress["sources"]:
-        start, end = source["startOffset"] or {}, source["endOffset"] or {}
-        for topic, ends in end.items():
-            rows += sum(offset - start.get(topic, {}).get(partition, 0) for partition, offset in ends.items())
+        start, end = (BatchEnd.from_json(source[f"{side}Offset"] or {}).ends for side in ("start", "end"))
+        rows += sum(offset - start.get(partition, 0) for partition, offset in end.items())
     return rows
+
+
+def milliseconds_of(progress: Any) -> float:
+    """The duration of a batch, without the time that our source waited for records before it."""
+    waited_us = sum(BatchEnd.from_json(source["endOffset"] or {}).waited_us for source in progress["sources"])
+    return float(progress["durationMs"]["triggerExecution"] - waited_us / 1000)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -174,7 +180,7 @@ def _ours(task: Task, folder: Path) -> Run:
 def _stock(task: Task, folder: Path) -> Run:
     builder = SparkSession.builder.appName(task.side).master("local[*]")
     for name, value in {
-        "spark.jars": ",".join(map(str, spark_jars())),
+        "spark.jars": ",".join(map(str, connector_jars())),
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.ui.enabled": "false",
@@ -283,7 +289,7 @@ def _table(title: str, runs: list[tuple[str, dict[str, Any]]]) -> Table:
             f"{rows / sum(times) * 1000:,.0f}",
             f"{cpu / rows * 1e6:.1f}",
             f"{statistics.median(times):,.0f}",
-            f"{times[int(len(times) * 0.95)]:,}",
+            f"{times[int(len(times) * 0.95)]:,.0f}",
             str(len(own)),
         )
     return table

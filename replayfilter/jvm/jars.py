@@ -1,11 +1,13 @@
-"""The jars of the Kafka broker and of Spark's Kafka connector: locked, verified, and cached for each user.
+"""The jars of the Kafka broker: locked, verified, and cached for each user.
 
 The lock file, `jars.lock`, has the SHA-256 of each jar. The first call fetches exactly these jars with Ivy,
 which comes with PySpark, into a folder of the user's cache; later calls only check that they are there. The
 folder is `$REPLAYFILTER_JARS` if that is set, so that a container image can contain the jars; otherwise it is
 `replayfilter/jars` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-    python -m replayfilter.jvm.jars           fetch both sets now
+Spark's own Kafka connector is a second set, which only tests and benchmarks use, for Spark jobs of users.
+
+    python -m replayfilter.jvm.jars           fetch the broker's now
     python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml and rewrite the lock
 """
 
@@ -63,12 +65,12 @@ def kafka_jars() -> list[Path]:
     return _jars("kafka")
 
 
-def spark_jars() -> list[Path]:
-    """The jars for `spark.jars` that let PySpark read Kafka, fetched if needed.
+def connector_jars() -> list[Path]:
+    """The jars for `spark.jars` that let PySpark read Kafka without this package, fetched if needed.
 
     PySpark's own jars are not among them. Raises MissingDependency if a jar can't be fetched.
     """
-    return _jars("spark")
+    return _jars("connector")
 
 
 def _jars(kind: str) -> list[Path]:
@@ -184,7 +186,7 @@ def _ivy_jar() -> Path:
 def lock(pyproject: Path) -> None:
     """Resolve the jars in `[tool.replayfilter.jars]` and everything they depend on, and write the lock.
 
-    The set `spark` is written without PySpark's own jars: the driver has them already.
+    The set `connector` is written without PySpark's own jars: the driver has them already.
     """
     roots = tomllib.loads(pyproject.read_text("utf-8"))["tool"]["replayfilter"]["jars"]
     shipped = {jar.name.rpartition("-")[0] for jar in _pyspark_jars().glob("*.jar")}
@@ -193,21 +195,22 @@ def lock(pyproject: Path) -> None:
     for kind, coordinates in roots.items():
         with tempfile.TemporaryDirectory() as scratch:
             got = _ivy([Module.parse(root) for root in coordinates], Path(scratch), settings=None)
-            hashes = {m: _sha256(jar) for m, jar in got.items() if kind != "spark" or m.name not in shipped}
+            left_out = shipped if kind == "connector" else set()
+            hashes = {module: _sha256(jar) for module, jar in got.items() if module.name not in left_out}
         lines += ["", f"[{kind}]", "roots = [", *(f'    "{root}",' for root in coordinates), "]"]
         lines += ["", f"[{kind}.sha256]", *(f'"{module}" = "{sha256}"' for module, sha256 in hashes.items())]
     LOCK.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch both sets, or rewrite the lock. Returns the exit code."""
+    """Fetch the broker's jars, or rewrite the lock. Returns the exit code."""
     if arguments not in ([], ["--lock"]):
         print("usage: python -m replayfilter.jvm.jars [--lock]", file=sys.stderr)
         return 2
     try:
         if arguments:
             lock(Path("pyproject.toml"))
-        for jar in kafka_jars() + spark_jars():
+        for jar in kafka_jars():
             print(jar)
     except MissingDependency as error:
         print(error, file=sys.stderr)

@@ -1,8 +1,8 @@
 """Client settings for librdkafka, from the user's ``[kafka.options]`` in Kafka's own names.
 
-Kafka's own names are those of its Java client. Spark's source takes them as they are;
-:func:`client_settings` translates the few that have another name in librdkafka. Settings that exactly-once
-delivery depends on can't be changed: they are refused with the reason before anything connects.
+Kafka's own names are those of its Java client. :func:`client_settings` translates the few that have another
+name in librdkafka. Settings that exactly-once delivery depends on can't be changed: they are refused with the
+reason before anything connects.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _PRODUCER_ONLY = {
     "transaction.timeout.ms",
 }
 _INPUT_ONLY = {"fetch.max.wait.ms", "fetch.max.bytes", "fetch.min.bytes", "max.partition.fetch.bytes"}
-_SPARK_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # only Spark's Java consumer reads them
+_JAVA_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # accepted, but librdkafka has nothing like it
 # Chosen by measurement: 200,000 records of 200 bytes to one partition, two cores shared with the broker.
 _LANE_DEFAULTS: Settings = {
     "compression.type": "lz4",  # needs no more CPU than none, and a fraction of the bytes
@@ -122,7 +122,7 @@ def _translated(options: Mapping[str, str], produces: bool) -> tuple[Settings, d
     for name, value in options.items():
         if name in _RESERVED:
             errors[name] = f"kafka.options.{name} = {value!r} can't be set: {_RESERVED[name]}; remove it"
-        elif name in _SPARK_ONLY or name in (_INPUT_ONLY if produces else _PRODUCER_ONLY):
+        elif name in _JAVA_ONLY or name in (_INPUT_ONLY if produces else _PRODUCER_ONLY):
             continue
         else:
             settings.update(_translate(name, value, options, errors))

@@ -1,6 +1,6 @@
 """Bounded reads: the committed records in ranges of offsets, and then it stops.
 
-Everything that reads a part of a topic outside of Spark uses this reader: verification, the doctor, the
+Everything that reads a part of a topic uses this reader: the service's source, verification, the doctor, the
 checks before a start, the lag poller, the sample for the batch size and the demo.
 
     ranges = {("orders", 0): (1_000, 2_000), ("orders", 1): (0, 500)}
@@ -20,9 +20,11 @@ Records of one partition come in offset order; those of different partitions arr
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -31,6 +33,7 @@ from replayfilter.errors import BrokerError
 from replayfilter.kafka.client_settings import Settings, refused_setting
 
 Range = tuple[int, int]  # first offset, and the one after the last
+Run = tuple[InputPartition, list[Message]]  # consecutive records of one partition
 
 SILENCE_LIMIT_S = 60.0  # a broker's restart takes less
 POLL_S = 0.1  # how late a time limit may be noticed
@@ -42,10 +45,14 @@ _REMEDY = "check that the brokers are up and that the topic may be read, then tr
 class _Step(NamedTuple):
     """The result of one poll of the consumer."""
 
-    records: list[Message]
+    runs: list[Run]
     errors: dict[InputPartition, KafkaError]
     unread: Mapping[InputPartition, int]  # the ranges that aren't done
     received: bool  # whether the broker sent anything; the end of a partition counts
+
+    def records(self) -> Iterator[Message]:
+        """The records of all runs."""
+        return chain.from_iterable(run for _, run in self.runs)
 
 
 class RangeReader:
@@ -88,18 +95,18 @@ class RangeReader:
         Raises :class:`BrokerError` if a partition can't be read, or if nothing arrives for ``silence_s``
         seconds. The time that the caller spends on a record doesn't count.
         """
-        last_received = time.monotonic()
-        for step in self._steps(ranges, per_partition):
-            yield from step.records
-            for (topic, number), error in step.errors.items():
-                raise BrokerError(f"{topic}-{number} can't be read: {error.str()}; {_REMEDY}")
-            if step.received:
-                last_received = time.monotonic()
-            elif time.monotonic() - last_received > silence_s:
-                raise BrokerError(
-                    f"nothing arrived from {_names(step.unread)} for {silence_s:.0f} s; check that the "
-                    "brokers are up and that the topic exists, then try again"
-                )
+        for step in self._steps_or_error(ranges, per_partition, silence_s):
+            yield from step.records()
+
+    def read_runs(
+        self, ranges: Mapping[InputPartition, Range], *, silence_s: float, poll_s: float
+    ) -> Iterator[list[Run]]:
+        """All records in the ranges, as runs: what arrives within ``poll_s`` seconds, perhaps nothing.
+
+        Raises what :meth:`read` raises. A partition that seems to end within its range is waited for.
+        """
+        for step in self._steps_or_error(ranges, None, silence_s, poll_s, whole=True):
+            yield step.runs
 
     def read_available(
         self, ranges: Mapping[InputPartition, Range], seconds: float, *, per_partition: int | None = None
@@ -111,7 +118,7 @@ class RangeReader:
         deadline = time.monotonic() + seconds
         found: list[Message] = []
         for step in self._steps(ranges, per_partition):
-            found += step.records
+            found += step.records()
             if time.monotonic() >= deadline:
                 break
         return found
@@ -130,7 +137,35 @@ class RangeReader:
     ) -> None:
         self.close()
 
-    def _steps(self, ranges: Mapping[InputPartition, Range], per_partition: int | None) -> Iterator[_Step]:
+    def _steps_or_error(
+        self,
+        ranges: Mapping[InputPartition, Range],
+        per_partition: int | None,
+        silence_s: float,
+        poll_s: float = POLL_S,
+        whole: bool = False,
+    ) -> Iterator[_Step]:
+        """Poll until every range is done, or raise BrokerError."""
+        last_received = time.monotonic()
+        for step in self._steps(ranges, per_partition, poll_s, whole):
+            yield step
+            for (topic, number), error in step.errors.items():
+                raise BrokerError(f"{topic}-{number} can't be read: {error.str()}; {_REMEDY}")
+            if step.received:
+                last_received = time.monotonic()
+            elif time.monotonic() - last_received > silence_s:
+                raise BrokerError(
+                    f"nothing arrived from {_names(step.unread)} for {silence_s:.0f} s; check that the "
+                    "brokers are up and that the topic exists, then try again"
+                )
+
+    def _steps(
+        self,
+        ranges: Mapping[InputPartition, Range],
+        per_partition: int | None,
+        poll_s: float = POLL_S,
+        whole: bool = False,
+    ) -> Iterator[_Step]:
         """Poll until every range is done; a partition with an error isn't read further."""
         unread = {partition: end - start for partition, (start, end) in ranges.items() if start < end}
         if per_partition is not None:
@@ -140,7 +175,7 @@ class RangeReader:
         try:
             self._consumer.assign([TopicPartition(*partition, ranges[partition][0]) for partition in unread])
             while unread:
-                yield self._poll(ranges, unread)
+                yield self._poll(ranges, unread, poll_s, whole)
         except KafkaException as error:
             reason = error.args[0].str()
             raise BrokerError(f"{_names(unread)} can't be read: {reason}; {_REMEDY}") from error
@@ -148,13 +183,19 @@ class RangeReader:
             if not self._closed:
                 self._consumer.unassign()
 
-    def _poll(self, ranges: Mapping[InputPartition, Range], unread: dict[InputPartition, int]) -> _Step:
+    def _poll(
+        self,
+        ranges: Mapping[InputPartition, Range],
+        unread: dict[InputPartition, int],
+        poll_s: float,
+        whole: bool,
+    ) -> _Step:
         """One poll. ``unread`` has the ranges that aren't done, with the records wanted of each at most."""
         # consume() waits until it has all messages that it is asked for, or until the time is up.
-        messages = self._consumer.consume(min(MESSAGES_PER_POLL, sum(unread.values())), POLL_S)
+        messages = self._consumer.consume(min(MESSAGES_PER_POLL, sum(unread.values())), poll_s)
         step = _Step([], {}, unread, bool(messages))
-        for message in messages:
-            partition, error = partition_of(message), message.error()
+        done: list[TopicPartition] = []
+        for partition, error, run in _runs(messages):
             of_topic = partition[1] < 0  # an error that concerns all partitions
             if partition not in unread and not of_topic:
                 continue  # fetched before its range was done
@@ -162,16 +203,39 @@ class RangeReader:
                 step.errors[partition] = error
             if of_topic:
                 continue
+            end, last = ranges[partition][1], int(run[-1].offset() or 0)
             if error is None:
-                offset, end = int(message.offset() or 0), ranges[partition][1]
-                if offset < end:
-                    step.records.append(message)
-                    unread[partition] -= 1
-                if offset + 1 < end and unread[partition]:
+                if last >= end:
+                    run = run[: bisect_left(run, end, key=Message.offset)]  # type: ignore[arg-type]
+                run = run[: unread[partition]]
+                step.runs.append((partition, run))
+                unread[partition] -= len(run)
+                if last + 1 < end and unread[partition]:
                     continue
+            elif whole and partition not in step.errors and last < end:
+                continue  # a new leader may not know yet how far the partition has been committed
             del unread[partition]
-            self._consumer.incremental_unassign([TopicPartition(*partition)])
+            done.append(TopicPartition(*partition))
+        if done and unread:  # at the end, all are unassigned
+            self._consumer.incremental_unassign(done)
         return step
+
+
+def _runs(messages: list[Message]) -> Iterator[tuple[InputPartition, KafkaError | None, list[Message]]]:
+    """Stretches of messages of one partition, with their error if they are no records.
+
+    This is done for every record that the service reads, so nothing is called in Python for each of them.
+    """
+    topics, errors = set(map(Message.topic, messages)), any(map(Message.error, messages))
+    partitions: Iterable[Any] = map(Message.partition, messages)
+    if errors or len(topics) > 1:
+        partitions = zip(map(Message.topic, messages), partitions, map(Message.error, messages), strict=True)
+    start = 0
+    for _, same in groupby(partitions):
+        end = start + len(list(same))
+        first = messages[start]
+        yield partition_of(first), first.error(), messages[start:end]
+        start = end
 
 
 def partition_of(message: Message) -> InputPartition:

@@ -41,6 +41,7 @@ _COUNTS = (
     *(Stat(f"state_{stat.name}", stat.meaning, stat.aggregate) for stat in STATS),
 )  # fmt: skip
 COUNTS = {count.name: count for count in _COUNTS}
+ROUTES = ("unique", "duplicate", "expired", "error", "replay")  # each record is counted in one of these
 
 # Who holds the low watermark back (core/watermark/laggards.py), as text. All shards know the same, so only
 # the first one reports it; in all other rows, and without a low watermark, the text is empty.
@@ -53,6 +54,11 @@ ARROW_SCHEMA = pa.schema(
         pa.field(LAGGARDS, pa.string(), nullable=False),
     ]
 )
+
+
+def records_in(counts: Mapping[str, int]) -> int:
+    """How many records a batch with these counts had."""
+    return sum(counts.get(route, 0) for route in ROUTES)
 
 
 def count_row(counts: Mapping[str, int], laggards: str = "") -> pa.RecordBatch:

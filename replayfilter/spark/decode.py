@@ -1,18 +1,17 @@
-"""Decode: the first stage of the plan, from Kafka's rows to frames and payloads.
+"""Decode: the first stage of the plan, from records to frames and payloads.
 
-A chunk is a stretch of consecutive records of one input partition within an Arrow batch. From each chunk come
-one payload, which holds the records unchanged in Arrow's format, and one frame for each shard that needs to
-know something of the chunk.
+A chunk is a stretch of consecutive records of one input partition. From each chunk come one payload, which
+holds the records unchanged in Arrow's format, and one frame for each shard that needs to know something of
+the chunk.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +24,15 @@ from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, Observation, observe
 from replayfilter.formats import Extraction, RecordColumns
+from replayfilter.kafka.chunk_reader import InputChunk
 from replayfilter.spark import worker
-from replayfilter.spark.error_reasons import STAMP_REASON, future_message, stamp_message
+from replayfilter.spark.error_reasons import (
+    HEADERS_MESSAGE,
+    HEADERS_REASON,
+    STAMP_REASON,
+    future_message,
+    stamp_message,
+)
 from replayfilter.spark.partitioning import assigned_index, partition_ids
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.rows import FRAME, PAYLOAD, Payload, RowBuilder
@@ -34,25 +40,17 @@ from replayfilter.spark.rows import FRAME, PAYLOAD, Payload, RowBuilder
 _WATERMARK = re.compile(rb"-?[0-9]{1,19}")
 
 
-def decode_batches(settings: PipelineSettings, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn batches of Kafka's rows into batches of frames and payloads; for mapInArrow."""
-    for batch in batches:
+def decode_chunks(
+    settings: PipelineSettings, chunks: Iterable[InputChunk], batch_time: int
+) -> Iterator[pa.RecordBatch]:
+    """Turn chunks of records into batches of frames and payloads, one batch per chunk.
+
+    ``batch_time``: microseconds since the epoch, the same for all chunks of a batch and all its attempts.
+    """
+    for chunk in chunks:
         rows = RowBuilder()
-        for chunk in cut_chunks(batch):
-            _ChunkDecoder(settings, chunk).add_to(rows)
-        if len(rows):
-            yield rows.to_batch()
-
-
-def cut_chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch where the input partition changes, without copying."""
-    topics, partitions = batch.column("topic"), batch.column("partition").to_numpy()
-    changes = np.diff(partitions) != 0
-    changes |= pc.not_equal(topics.slice(1), topics.slice(0, max(0, len(topics) - 1))).to_numpy(
-        zero_copy_only=False
-    )
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), batch.num_rows]
-    return (batch.slice(start, end - start) for start, end in pairwise(edges) if end > start)
+        _ChunkDecoder(settings, chunk, batch_time).add_to(rows)
+        yield rows.to_batch()
 
 
 @dataclass(slots=True)
@@ -76,14 +74,13 @@ class _Verdicts:
 class _ChunkDecoder:
     """Decodes one chunk."""
 
-    def __init__(self, settings: PipelineSettings, chunk: pa.RecordBatch) -> None:
-        self.settings = settings
-        self.chunk = chunk
-        self.topic: str = chunk.column("topic")[0].as_py()
-        self.partition: int = chunk.column("partition")[0].as_py()
-        self.first: int = chunk.column("offset")[0].as_py()
-        self.batch_time: int = chunk.column("batch_time")[0].as_py()
-        self.verdicts = _Verdicts(np.zeros(chunk.num_rows, np.uint8), {}, {})
+    def __init__(self, settings: PipelineSettings, chunk: InputChunk, batch_time: int) -> None:
+        self.settings, self.chunk, self.batch_time = settings, chunk, batch_time
+        self.topic, self.partition, self.first = chunk.topic, chunk.partition, chunk.offsets[0]
+        self.records = len(chunk.offsets)
+        self.offsets = np.array(chunk.offsets, np.int64)
+        self.timestamps_ms = np.array(chunk.timestamps_ms, np.int64)
+        self.verdicts = _Verdicts(np.zeros(self.records, np.uint8), {}, {})
         self.unstamped = 0
         self.started_at = time.perf_counter()
 
@@ -101,6 +98,8 @@ class _ChunkDecoder:
         rows.add(self._payload(), PAYLOAD, shards[lane_index % len(shards)], lane, *name)
 
     def _cut(self) -> Cut:
+        for row in self.chunk.unreadable:
+            self.verdicts.fail(row, HEADERS_REASON, HEADERS_MESSAGE)
         extraction = worker.extractor(self.settings.keys)(self._columns())
         for row, reason, message in extraction.errors:
             self.verdicts.fail(row, reason, message)
@@ -108,7 +107,7 @@ class _ChunkDecoder:
         if stamps is not None:
             self._check_stamps(stamps)
         rows = np.flatnonzero(self.verdicts.route == Route.UNDECIDED)
-        all_undecided = len(rows) == self.chunk.num_rows
+        all_undecided = len(rows) == self.records
         if stamps is not None and not all_undecided:
             stamps = stamps.take(rows)
         expiry = extraction.expiry if all_undecided else extraction.expiry[rows]
@@ -123,15 +122,13 @@ class _ChunkDecoder:
             future=self._find_future(rows, expiry),
             shards=self.settings.shards,
             expiry_order=self.settings.rules.needs_expiry_order,
-            input_offset=self.chunk.column("offset").to_numpy()[rows]
-            if self.settings.rules.remember_first
-            else None,
+            input_offset=self.offsets[rows] if self.settings.rules.remember_first else None,
             observation=self._observation(extraction) if self.settings.rules.watermark is not None else None,
         )
 
     def _observation(self, extraction: Extraction) -> Observation:
         """The progress of origins in this chunk, without records that are errors or too far in the future."""
-        low = carried_watermark(self.chunk.column("headers"))
+        low = carried_watermark(self._headers) if self._headers is not None else UNKNOWN
         if extraction.times_us is None:
             return Observation((), np.zeros(0, np.int64), low)
         good = (self.verdicts.route == Route.UNDECIDED) & (extraction.times_us != UNKNOWN)
@@ -141,17 +138,24 @@ class _ChunkDecoder:
 
     def _columns(self) -> RecordColumns:
         chunk, needs = self.chunk, worker.extractor(self.settings.keys).needs
+        headers = chunk.headers if chunk.headers is not None else [None] * self.records
         return RecordColumns(
-            chunk.column("value").to_pylist(),
-            chunk.column("key").to_pylist() if "keys" in needs else (),
-            self._timestamps_ms if "timestamps" in needs else (),
-            _header_lists(chunk.column("headers")) if "headers" in needs else (),
+            chunk.values,
+            chunk.keys if "keys" in needs else (),
+            self.timestamps_ms if "timestamps" in needs else (),
+            headers if "headers" in needs else (),
         )
 
     @cached_property
-    def _timestamps_ms(self) -> NDArray[np.int64]:
-        micros: NDArray[np.int64] = self.chunk.column("timestamp").cast(pa.int64()).to_numpy()
-        return micros // 1000
+    def _headers(self) -> pa.Array | None:
+        """The records' headers in Arrow's form, list<struct<key, value>>; None if no record has any."""
+        if self.chunk.headers is None:
+            return None
+        sizes = [len(pairs) if pairs else 0 for pairs in self.chunk.headers]
+        pairs = [pair for record in self.chunk.headers for pair in record or ()]
+        columns = (pa.array([name for name, _ in pairs], pa.string()), _binary([value for _, value in pairs]))
+        starts = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+        return pa.ListArray.from_arrays(starts, pa.StructArray.from_arrays(columns, ["key", "value"]))
 
     def _digests(self, extraction: Extraction, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         if self.settings.rules.dedup:
@@ -163,10 +167,11 @@ class _ChunkDecoder:
     def _stamps(self) -> Stamps | None:
         if self.settings.stamp == "none":
             return None
-        column = self.chunk.column("key")
-        if self.settings.stamp == "header":
-            column = last_headers(self.chunk.column("headers"), STAMP_HEADER)
-        return read_stamps(column)
+        if self.settings.stamp == "key":
+            return read_stamps(_binary(self.chunk.keys))
+        if self._headers is None:
+            return read_stamps(pa.nulls(self.records, pa.binary()))
+        return read_stamps(last_headers(self._headers, STAMP_HEADER))
 
     def _check_stamps(self, stamps: Stamps) -> None:
         bad = np.flatnonzero(~stamps.valid).tolist()
@@ -192,17 +197,18 @@ class _ChunkDecoder:
         return future
 
     def _payload(self) -> Payload:
-        columns = ["value", "offset"]
+        records = {
+            "value": _binary(self.chunk.values),
+            "offset": pa.array(self.offsets),
+            "timestamp": pa.array(self.timestamps_ms),
+        }
         if self.settings.output_key == "preserve":
-            columns.append("key")
-        headers = self.chunk.column("headers")
-        if len(headers.flatten()):
-            columns.append("headers")
-        records = {name: self.chunk.column(name) for name in columns}
-        records["timestamp"] = pa.array(self._timestamps_ms)
+            records["key"] = _binary(self.chunk.keys)
+        if self._headers is not None:
+            records["headers"] = self._headers
         records["route"] = pa.array(self.verdicts.route)
         if self.verdicts.messages:
-            rows = range(self.chunk.num_rows)
+            rows = range(self.records)
             records["reason"] = pa.array([self.verdicts.reasons.get(row) for row in rows], pa.string())
             records["message"] = pa.array([self.verdicts.messages.get(row) for row in rows], pa.string())
         decode_us = round((time.perf_counter() - self.started_at) * 1e6)
@@ -239,8 +245,5 @@ def carried_watermark(headers: pa.Array) -> int:
     return max((low for low in lows if abs(low) < 2**63), default=UNKNOWN)
 
 
-def _header_lists(headers: pa.Array) -> list[list[tuple[str, bytes | None]] | None]:
-    return [
-        None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
-        for pairs in headers.to_pylist()
-    ]
+def _binary(values: list[bytes | None]) -> pa.Array:
+    return pa.array(values, pa.binary())

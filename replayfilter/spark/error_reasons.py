@@ -1,7 +1,7 @@
 """Why a record goes to the error topic: the closed list of reasons, and the messages of decode and route.
 
-Most reasons come from the formats, each with its own message. This module adds the others: a missing stamp,
-which decode finds, and the routes FUTURE and JUMP, which the shards decide.
+Most reasons come from the formats, each with its own message. This module adds the others: a missing stamp
+and unreadable headers, which decode finds, and the routes FUTURE and JUMP, which the shards decide.
 
 Only decode knows the numbers in the message of FUTURE. Therefore it stores that message with each record that
 may be too far in the future, and deliver writes it if the shards route the record to FUTURE.
@@ -15,10 +15,11 @@ from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER
 from replayfilter.formats import Reason
 
-STAMP_REASON = "stamp"
+STAMP_REASON, HEADERS_REASON = "stamp", "headers"
 REASON_OF_ROUTE = {Route.FUTURE: "future", Route.JUMP: "jump"}
-REASONS = (*(reason.value for reason in Reason), STAMP_REASON, *REASON_OF_ROUTE.values())
+REASONS = (*(reason.value for reason in Reason), STAMP_REASON, HEADERS_REASON, *REASON_OF_ROUTE.values())
 
+HEADERS_MESSAGE = "the name of a header is not UTF-8; all headers of the record are left out"
 JUMP_MESSAGE = "the expiry key is more than max_jump above the latest point before it"
 
 

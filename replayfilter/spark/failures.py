@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from replayfilter import errors
-from replayfilter.errors import CheckpointError, DeliveryError, ReplayfilterError
+from replayfilter.errors import DeliveryError, ReplayfilterError
 
 _OURS = re.compile(
     rf"^(?:.*: )?replayfilter\.errors\.(\w+): (.+)$(?:\n{re.escape(errors.LANE_NOTE)}(\d+)$)?", re.MULTILINE
 )
 _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+(?:Exception|Error)): (.+)$", re.MULTILINE)
 _PYTHON = re.compile(r"^(\w[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
-_LOST_DATA = ("Some data may have been lost", "OffsetOutOfRangeException", "data loss", "KAFKA_DATA_LOSS")
 
 
 def explain(text: str) -> ReplayfilterError:
@@ -27,12 +26,6 @@ def explain(text: str) -> ReplayfilterError:
         if kind is DeliveryError:
             return DeliveryError(sentence, int(lane) if lane else None)
         return kind([sentence]) if kind is errors.ConfigError else kind(sentence)
-    if any(sign in text for sign in _LOST_DATA):
-        return CheckpointError(
-            "Kafka no longer has records that the checkpoint has not read: the topic's retention deleted "
-            "them, or the topic was deleted and created again; increase retention.ms, and to continue with "
-            "the records that are left, start with a new service.checkpoint and --from-committed"
-        )
     found = _PYTHON.findall(text) or _CAUSE.findall(text) or text.strip().splitlines()[:1] or ["no message"]
     return ReplayfilterError(
         f"the query failed: {found[-1].strip()}; start the service again, which loses nothing, and report "

@@ -10,40 +10,54 @@ optimizer can't evaluate.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.stats import Aggregate, Stat
 from replayfilter.spark import counts, rows
-from replayfilter.spark.decode import decode_batches
 from replayfilter.spark.deliver import deliver_batches
-from replayfilter.spark.kafka_rows import kafka_rows
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.route import Router
+from replayfilter.spark.source import SourceSettings, decoded_rows, with_last_batch
 
 OBSERVED = "counts"  # the name of the observation that carries the counts in the query's progress
 _NEVER = "spark_partition_id() < -1"  # false, but the optimizer can't tell; it does tell with rand() < 0
 
 
-def build_pipeline(spark: SparkSession, settings: PipelineSettings, batch_records: int) -> DataFrame:
-    """The streaming DataFrame of counts; running it delivers. A batch has at most ``batch_records``."""
+def build_pipeline(
+    spark: SparkSession,
+    settings: PipelineSettings,
+    batch_records: int,
+    stop_at: Mapping[InputPartition, int] | None = None,
+) -> DataFrame:
+    """The streaming DataFrame of counts; running it delivers. A batch has at most ``batch_records``.
+
+    ``stop_at``: leave what comes from these offsets on; None to go on for ever.
+    """
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.shards))
-    records = kafka_rows(spark, settings, batch_records)
-    return observe_counts(deliver(route(decode(records, settings), settings), settings))
+    decoded = decode(spark, settings, batch_records, stop_at)
+    return observe_counts(deliver(route(decoded, settings), settings))
 
 
-def decode(records: DataFrame, settings: PipelineSettings) -> DataFrame:
+def decode(
+    spark: SparkSession,
+    settings: PipelineSettings,
+    batch_records: int,
+    stop_at: Mapping[InputPartition, int] | None,
+) -> DataFrame:
     """Frames and payloads, exchanged by shard.
 
     One task per core, since each wave of tasks costs 50 ms however small they are. When the plan is made, a
     cluster may not have given its cores yet, so there the number of tasks is the number of shards.
     """
     local = settings.master.startswith("local")
-    tasks = records.sparkSession.sparkContext.defaultParallelism if local else settings.shards
-    decoded = records.coalesce(tasks).mapInArrow(partial(decode_batches, settings), rows.SCHEMA)
-    return decoded.repartition(settings.shards, "shard")
+    tasks = spark.sparkContext.defaultParallelism if local else settings.shards
+    source = with_last_batch(spark, SourceSettings(settings, batch_records, tasks, stop_at=stop_at))
+    return decoded_rows(spark, source).repartition(settings.shards, "shard")
 
 
 def route(decoded: DataFrame, settings: PipelineSettings) -> DataFrame:

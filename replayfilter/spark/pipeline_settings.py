@@ -42,6 +42,7 @@ class PipelineSettings:
     - ``topics``: the input topics.
     - ``starting``: "earliest", "latest", or offsets by topic and partition; partitions that are not in it
       start at the earliest offset. Used only while the checkpoint is empty.
+    - ``topic_ids``: Kafka's ids of the input topics by name; a topic that is not in it may have any.
     - ``stamp``: where stamps are: "key", "header" or "none".
     - ``on_invalid``: what happens to records without a valid stamp: "pass" or "error".
 
@@ -75,6 +76,7 @@ class PipelineSettings:
     master: str = "local[*]"
     options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     starting: str | Mapping[str, Mapping[int, int]] = "earliest"
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     stamp: str = "key"
     on_invalid: str = "pass"
     max_future_us: int = 600 * 10**6

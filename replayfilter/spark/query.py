@@ -14,18 +14,21 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import SparkLost
+from replayfilter.kafka.admin import Cluster
 from replayfilter.spark.batch_size import batch_limit
+from replayfilter.spark.counts import records_in
 from replayfilter.spark.failures import explain
 from replayfilter.spark.pipeline import OBSERVED, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
 
 POLL_SECONDS = 0.05
-# A batch of more than this times batch_bytes ends the query, which then restarts with smaller batches.
-OVERSIZE_RESTART_FACTOR = 2.0
-# The messages of Spark's query status when no batch runs.
-_IDLE_MESSAGES = ("Waiting for data to arrive", "Waiting for next trigger", "Stopped")
+OVERSIZE_RESTART_FACTOR = 2.0  # times batch_bytes; a larger batch restarts the query with fewer records
+# Of Spark's query status:
+_NO_DATA = "Waiting for data to arrive"
+_BETWEEN_BATCHES = ("Getting offsets from", _NO_DATA, "Waiting for next trigger", "Stopped")
 
 Progress = Mapping[str, Any]
 
@@ -62,6 +65,7 @@ class Service:
         self.last_response_at = time.time()
         self.restart_requested = False
         self._next_settings: PipelineSettings | None = None
+        self._stop_at: dict[InputPartition, int] | None = None
 
     def start(self, once: bool = False) -> None:
         """Start the query and return as soon as it runs. ``once``: process what is there now, then end.
@@ -74,12 +78,19 @@ class Service:
         self._settings = next_settings or self._settings
         limit = min(self._limit, batch_limit(self._settings))
         with _jvm_errors():
-            plan = build_pipeline(start_session(self._settings, self._shared), self._settings, limit)
+            session = start_session(self._settings, self._shared)
+            self._stop_at = self._ends_now() if once else None
+            plan = build_pipeline(session, self._settings, limit, self._stop_at)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
-            writer = writer.option("checkpointLocation", self._settings.checkpoint)
-            if once:
-                writer = writer.trigger(availableNow=True)
-            self._query = writer.start()
+            self._query = writer.option("checkpointLocation", self._settings.checkpoint).start()
+
+    def _ends_now(self) -> dict[InputPartition, int]:
+        """Where all input partitions end now."""
+        cluster = Cluster(self._settings.bootstrap, self._settings.options)
+        topics = cluster.topics(self._settings.topics)
+        return cluster.end_offsets(
+            (name, number) for name, topic in topics.items() for number in range(topic.partitions)
+        )
 
     def await_end(self) -> None:
         """Block until the query has ended. If it failed, raises a ReplayfilterError that says why.
@@ -99,8 +110,10 @@ class Service:
                 if self._stopping.is_set() or self.restart_requested:
                     if batch_at_request is None:
                         batch_at_request = self._last_seen
-                    if self._last_seen > batch_at_request or query.status["message"] in _IDLE_MESSAGES:
+                    if self._last_seen > batch_at_request or _status(query).startswith(_BETWEEN_BATCHES):
                         query.stop()
+                elif self._stop_at is not None and _status(query) == _NO_DATA:
+                    query.stop()
         except StreamingQueryException as error:
             self._report(query)
             raise explain(str(error)) from error
@@ -148,12 +161,17 @@ class Service:
 
         The limit is computed at the start from a few records at the topics' ends; later ones may be larger.
         """
-        size = progress["observedMetrics"].get(OBSERVED, {}).get("bytes", 0)
-        if size > OVERSIZE_RESTART_FACTOR * self._settings.batch_bytes and progress["numInputRows"] > 1:
-            average = size / progress["numInputRows"]
+        counts = progress["observedMetrics"].get(OBSERVED, {})
+        size, records = counts.get("bytes", 0), records_in(counts)
+        if size > OVERSIZE_RESTART_FACTOR * self._settings.batch_bytes and records > 1:
+            average = size / records
             limit = max(1, int(self._settings.batch_bytes / average))
             if limit < self._limit:
                 self.restart_requested, self._limit = True, limit
+
+
+def _status(query: StreamingQuery) -> str:
+    return str(query.status["message"])
 
 
 @contextlib.contextmanager

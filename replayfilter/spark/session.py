@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from replayfilter.errors import MissingDependency
 from replayfilter.jvm import class_archive
-from replayfilter.jvm.jars import spark_jars
 from replayfilter.jvm.java import java
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
@@ -68,7 +67,7 @@ _NOISE = re.compile(
 def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> SparkSession:
     """The process's Spark session, which the first call starts; later calls return the same one.
 
-    The JVM keeps the file descriptors ``shared`` open. Raises MissingDependency without Java or jars.
+    The JVM keeps the file descriptors ``shared`` open. Raises MissingDependency without Java.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -80,7 +79,6 @@ def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> Spa
     if settings.master.startswith("local"):
         conf.setAll(list(_LOCAL_CONF.items()))
     conf.set("spark.driver.extraJavaOptions", java_options(settings.log_level))
-    conf.set("spark.jars", ",".join(str(jar) for jar in spark_jars()))
     if SparkContext._gateway is None:
         _launch_jvm(conf, settings.log_level == "off", shared)
     session = SparkSession.builder.config(conf=conf).getOrCreate()

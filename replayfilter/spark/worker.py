@@ -12,17 +12,34 @@ from functools import cache
 from pathlib import Path
 
 from replayfilter.formats import Extractor, KeySpec, build_extractor
+from replayfilter.kafka.chunk_reader import ChunkReader
 from replayfilter.kafka.lanes import KEPT_OWNERS, Lanes
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.run_cache import RunCache
 
 _lanes: dict[tuple[str, str], Lanes] = {}
+_readers: dict[tuple[str, str], ChunkReader] = {}
 
 
 @cache
 def extractor(spec: KeySpec) -> Extractor:
     """The extractor for a spec."""
     return build_extractor(spec)
+
+
+def reader(settings: PipelineSettings) -> ChunkReader:
+    """This worker's reader of the service's input; a new one after :func:`drop_reader`."""
+    name = settings.service, settings.bootstrap
+    if name not in _readers:
+        _readers[name] = ChunkReader(settings.bootstrap, settings.service, settings.options)
+    return _readers[name]
+
+
+def drop_reader(settings: PipelineSettings) -> None:
+    """Close the reader after an error: its connections may be to a broker that is gone."""
+    failed = _readers.pop((settings.service, settings.bootstrap), None)
+    if failed is not None:
+        failed.close()
 
 
 def lanes(settings: PipelineSettings) -> Lanes:

@@ -23,7 +23,7 @@ def test_the_image_is_small_complete_and_does_not_run_as_root(stack: Stack) -> N
     output = docker("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python", IMAGE,
                     "-m", "replayfilter.jvm.jars")  # fmt: skip
     assert "fetching" not in output
-    assert any(line.endswith("spark-sql-kafka-0-10_2.13-4.0.0.jar") for line in output.splitlines())
+    assert any(line.endswith("kafka_2.13-4.1.1.jar") for line in output.splitlines())
 
 
 def test_there_is_a_first_batch(stack: Stack) -> None:

@@ -58,13 +58,13 @@ def test_the_lock_is_for_the_versions_in_pyproject() -> None:
 
 
 def test_the_cached_jars_are_the_locked_ones() -> None:
-    hashes = [*locked()["kafka"]["sha256"].values(), *locked()["spark"]["sha256"].values()]  # type: ignore[attr-defined]
-    files = jars.kafka_jars() + jars.spark_jars()
+    hashes = [*locked()["kafka"]["sha256"].values(), *locked()["connector"]["sha256"].values()]  # type: ignore[attr-defined]
+    files = jars.kafka_jars() + jars.connector_jars()
     assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in files] == hashes
 
 
-def test_spark_gets_only_what_pyspark_does_not_bring() -> None:
-    names = {file.name.rpartition("-")[0] for file in jars.spark_jars()}
+def test_the_connector_is_only_what_pyspark_does_not_bring() -> None:
+    names = {file.name.rpartition("-")[0] for file in jars.connector_jars()}
     assert names == {
         "commons-pool2",
         "kafka-clients",
@@ -141,7 +141,7 @@ def test_a_missing_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(
         MissingDependency, match=r"PySpark is not installed: pip install .replayfilter\[spark\]"
     ):
-        jars.spark_jars()
+        jars.connector_jars()
 
 
 def test_a_failed_fetch_is_reported_with_the_output_of_ivy(
@@ -150,7 +150,7 @@ def test_a_failed_fetch_is_reported_with_the_output_of_ivy(
     fake_java(monkeypatch, tmp_path, 'openjdk version "17.0.1"', then="echo no route to host; exit 1")
     monkeypatch.setenv("REPLAYFILTER_JARS", str(tmp_path / "jars"))
     with pytest.raises(MissingDependency, match=r"(?s)could not be fetched.*no route to host"):
-        jars.spark_jars()
+        jars.connector_jars()
 
 
 def fake_java(monkeypatch: pytest.MonkeyPatch, home: Path, version: str, then: str = "exit 1") -> None:

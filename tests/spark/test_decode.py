@@ -1,27 +1,13 @@
-"""Decode without Spark: chunks, stamps and headers of Arrow batches."""
+"""Decode without Spark: stamps and headers of Arrow columns."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
 from replayfilter.core.stamp import Stamp
-from replayfilter.spark.decode import cut_chunks, last_headers, read_stamps
+from replayfilter.spark.decode import last_headers, read_stamps
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-
-def test_chunks_are_cut_where_the_input_partition_changes() -> None:
-    batch = pa.RecordBatch.from_pydict({
-        "topic": ["a", "a", "a", "b", "b"],
-        "partition": pa.array([0, 0, 1, 1, 1], pa.int32()),
-        "offset": [5, 6, 1, 1, 2],
-    })  # fmt: skip
-    chunks = [
-        (chunk.column("topic")[0].as_py(), chunk.column("offset").to_pylist()) for chunk in cut_chunks(batch)
-    ]
-    assert chunks == [("a", [5, 6]), ("a", [1]), ("b", [1, 2])]
-    assert [chunk.num_rows for chunk in cut_chunks(batch.slice(1, 1))] == [1]
-    assert list(cut_chunks(batch.slice(0, 0))) == []
 
 
 def test_stamps_of_a_slice_are_read() -> None:

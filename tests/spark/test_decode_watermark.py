@@ -14,7 +14,8 @@ from replayfilter.core.frames import Frame
 from replayfilter.core.rules import Rules
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, Observation, WatermarkRules
 from replayfilter.formats import KeySpec
-from replayfilter.spark.decode import carried_watermark, decode_batches
+from replayfilter.kafka.chunk_reader import InputChunk, RecordHeaders
+from replayfilter.spark.decode import carried_watermark, decode_chunks
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.rows import FRAME
 
@@ -29,31 +30,16 @@ SETTINGS = PipelineSettings(
 )  # fmt: skip
 
 
-def batch_of(values: list[bytes], headers: list[list[tuple[str, bytes | None]] | None] | None = None) -> Any:
+def chunk_of(values: list[bytes], headers: list[RecordHeaders | None] | None = None) -> InputChunk:
     n = len(values)
-    pairs = [
-        None if own is None else [{"key": key, "value": value} for key, value in own]
-        for own in headers or [None] * n
-    ]
-    return pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array([None] * n, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": pa.array(pairs, HEADERS),
-            "topic": pa.array(["t"] * n),
-            "partition": pa.array([0] * n, pa.int32()),
-            "offset": pa.array(range(n), pa.int64()),
-            "timestamp": pa.array([NOW_US] * n, pa.timestamp("us", "UTC")),
-            "batch_time": pa.array([NOW_US] * n, pa.int64()),
-        }
-    )
+    return InputChunk("t", 0, list(range(n)), [NOW_MS] * n, [None] * n, list(values), headers)
 
 
-def observations_of(settings: PipelineSettings, batch: Any) -> list[Observation | None]:
-    """What each frame of the decoded batch observed."""
+def observations_of(settings: PipelineSettings, chunk: InputChunk) -> list[Observation | None]:
+    """What each frame of the decoded chunk observed."""
     return [
         Frame.from_bytes(row["body"]).observation
-        for out in decode_batches(settings, iter([batch]))
+        for out in decode_chunks(settings, [chunk], NOW_US)
         for row in out.to_pylist()
         if row["kind"] == FRAME
     ]
@@ -73,7 +59,7 @@ def test_every_shard_gets_the_observation_of_every_chunk() -> None:
         event(5, host="c", ts="late"),
         event(6, host=7, ts=NOW_MS),
     ]
-    found = observations_of(SETTINGS, batch_of(values))
+    found = observations_of(SETTINGS, chunk_of(values))
     assert len(found) == 3, "one for each shard, whether or not it has rows"
     for observation in found:
         assert observation is not None
@@ -84,12 +70,12 @@ def test_every_shard_gets_the_observation_of_every_chunk() -> None:
 def test_a_chunk_brings_the_largest_watermark_that_its_records_carry() -> None:
     keys = replace(SETTINGS.keys, origin=None, time=None)
     settings = replace(SETTINGS, keys=keys, rules=replace(SETTINGS.rules, watermark=WatermarkRules(None)))
-    headers: list[list[tuple[str, bytes | None]] | None] = [
+    headers: list[RecordHeaders | None] = [
         [(WATERMARK_HEADER, b"7"), (WATERMARK_HEADER, b"5")], None, [("x", b"9"), (WATERMARK_HEADER, b"6")],
         [(WATERMARK_HEADER, b"1e9")], [(WATERMARK_HEADER, None)], [(WATERMARK_HEADER, b"9" * 19)],
     ]  # fmt: skip
-    batch = batch_of([event(number) for number in range(6)], headers)
-    found = observations_of(settings, batch)
+    chunk = chunk_of([event(number) for number in range(6)], headers)
+    found = observations_of(settings, chunk)
     assert {each.carried for each in found if each is not None} == {6}, "the last header of a record counts"
     assert carried_watermark(pa.array([None, []], HEADERS)) == UNKNOWN
 
@@ -97,4 +83,4 @@ def test_a_chunk_brings_the_largest_watermark_that_its_records_carry() -> None:
 def test_without_a_watermark_frames_have_no_observation() -> None:
     keys = replace(SETTINGS.keys, origin=None, time=None)
     settings = replace(SETTINGS, keys=keys, rules=replace(SETTINGS.rules, clock=Clock.TUPLE, watermark=None))
-    assert set(observations_of(settings, batch_of([event(1), event(2)]))) == {None}
+    assert set(observations_of(settings, chunk_of([event(1), event(2)]))) == {None}

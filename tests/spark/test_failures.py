@@ -18,7 +18,7 @@ from replayfilter.spark.failures import explain
             DeliveryError,
             "lane a-0",
         ),
-        ("[KAFKA_DATA_LOSS.START_OFFSET_RESET] ...", CheckpointError, "retention"),
+        ("x\nreplayfilter.errors.CheckpointError: t-0 is gone\n", CheckpointError, "t-0 is gone"),
         ("Traceback\nValueError: bad\n\tat org.x", ReplayfilterError, "ValueError: bad"),
         (
             "java\nCaused by: java.io.IOException: No space left on device\n",

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import Stamp
-from replayfilter.errors import DeliveryError
+from replayfilter.errors import CheckpointError, DeliveryError
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
 from replayfilter.spark.pipeline_settings import Output
@@ -162,6 +163,18 @@ def test_it_stops_after_the_current_batch_and_starts_again(bootstrap: str, tmp_p
     pipeline.run_once()
     assert pipeline.values(Route.UNIQUE) == [order(n, NOW) for n in range(1_000)]
     assert pipeline.counts("skipped") == [0] * len(pipeline.progress)  # no batch was interrupted
+
+
+def test_records_that_retention_has_deleted_end_the_service(bootstrap: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, "deleted", stamp="none")
+    pipeline.publish(record(order(n, NOW), partition=1) for n in range(10))
+    pipeline.run_once()
+    pipeline.publish(record(order(n, NOW), partition=1) for n in range(10, 15))
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.delete_records([TopicPartition("deleted", 1, 12)]).values():
+        future.result(30)
+    with pytest.raises(CheckpointError, match=r"^deleted-1: offsets 10 to 11 have not been read, and Kafka"):
+        pipeline.run_once()
 
 
 def test_a_failure_is_reported_in_one_sentence(bootstrap: str, tmp_path: Path) -> None:

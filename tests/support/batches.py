@@ -16,7 +16,6 @@ def batch(number: int, at: float, **counts: int | str) -> Batch:
     """A batch of two seconds with these counts, read from two partitions of topic ``orders``."""
     facts: dict[str, Any] = {
         "batchId": number,
-        "numInputRows": sum(count for count in counts.values() if isinstance(count, int)),
         "durationMs": {"triggerExecution": 2000, "addBatch": 1500, "walCommit": 100, "commitOffsets": 50},
         "sources": [{"endOffset": {"orders": {"0": 10, "1": 20}}}],
         "observedMetrics": {"counts": counts},

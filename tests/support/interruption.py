@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, TopicPartition
+import time
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from replayfilter.demo.walkthrough import PARTITIONS
 from tests.support.service_process import Checkpoint
+
+_LOADING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
 
 
 class Group:
@@ -19,7 +23,14 @@ class Group:
     def offsets(self) -> list[int]:
         """The next offset of each input partition; 0 for none yet."""
         asked = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
-        return [max(0, at.offset) for at in self._consumer.committed(asked, timeout=30)]
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return [max(0, at.offset) for at in self._consumer.committed(asked, timeout=30)]
+            except KafkaException as error:  # a new broker's coordinator takes a while
+                if error.args[0].code() not in _LOADING or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def close(self) -> None:
         self._consumer.close()

@@ -17,6 +17,7 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.demo.stream import Record
+from replayfilter.spark.batch_range import BATCH
 
 
 class ServiceProcess:
@@ -91,8 +92,8 @@ class Checkpoint:
     def end_offsets(self, batch: int) -> dict[str, dict[str, int]]:
         """The end offsets of a batch, by topic and partition, from the offset log."""
         path = next(self.folder.rglob(f"offsets/{batch}"))
-        offsets: dict[str, dict[str, int]] = json.loads(path.read_text("utf-8").splitlines()[-1])
-        return offsets
+        logged: dict[str, dict[str, int]] = json.loads(path.read_text("utf-8").splitlines()[-1])
+        return {topic: offsets for topic, offsets in logged.items() if topic != BATCH}
 
     def _last(self, log: str) -> int:
         names = [path.name for path in self.folder.rglob(f"{log}/*")]

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from replayfilter import pid_for_topic
-from replayfilter.jvm.jars import spark_jars
+from replayfilter.jvm.jars import connector_jars
 from replayfilter.spark import filter_replays, stamp
 from tests.support.paths import ROOT
 
@@ -27,7 +27,7 @@ def main() -> None:
     where: Any = how
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings: dict[str, bool | float | int | str | None] = {
-        "spark.jars": ",".join(map(str, spark_jars())),
+        "spark.jars": ",".join(map(str, connector_jars())),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",

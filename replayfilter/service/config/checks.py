@@ -17,7 +17,7 @@ from replayfilter.settings.messages import format_setting
 from replayfilter.settings.variables import unset_variables
 from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
-# Options that Spark's connector and this config set under other names. client_settings.py refuses the rest.
+# Options that this config sets under other names. client_settings.py refuses the rest.
 _SET_ELSEWHERE = {"metadata.broker.list": "kafka.bootstrap", "auto.offset.reset": "input.starting"}
 
 

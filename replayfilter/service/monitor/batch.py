@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replayfilter.core.watermark.laggards import Laggards
-from replayfilter.spark.counts import LAGGARDS
+from replayfilter.spark.batch_range import BatchEnd
+from replayfilter.spark.counts import LAGGARDS, ROUTES, records_in
 
 Offsets = dict[str, dict[int, int]]  # topic: partition: offset
-
-ROUTES = ("unique", "duplicate", "expired", "error", "replay")
 
 # Spark's names for the parts of each step.
 _STEPS = {
@@ -22,6 +21,7 @@ _STEPS = {
     "total": ("triggerExecution",),
 }
 STEPS = tuple(_STEPS)
+_WAITING_STEPS = ("offsets", "total")  # those in which the source may have waited for records
 STAGES = ("decode", "route", "deliver")
 
 
@@ -32,7 +32,7 @@ class Batch:
     ``at``: when it ended, Unix seconds.
     ``records``: how many it read.
     ``seconds``: by step: ``offsets`` (asking Kafka for them), ``planning``, ``log`` (Spark's own), ``run``
-    (the tasks) and ``total``.
+    (the tasks) and ``total``. Time that the source waited for records is left out.
     ``counts``: see spark/counts.py.
     ``ends``: the next offset of each partition.
     ``backlog``: how many offsets were waiting behind the batch when it began.
@@ -83,35 +83,23 @@ def read_batch(progress: Mapping[str, Any], at: float) -> Batch:
         laggards = metrics.get(LAGGARDS) or laggards
         known = ((name, value) for name, value in metrics.items() if name != LAGGARDS and value is not None)
         counts |= {name: int(value) for name, value in known}
+    source, *_ = progress.get("sources") or [{}]
+    end = BatchEnd.from_json(source.get("endOffset") or {})
     ends: Offsets = {}
-    latest: Offsets = {}
-    for source in progress.get("sources") or ():
-        ends |= _offsets(source.get("endOffset"))
-        latest |= _offsets(source.get("latestOffset"))
-    backlog = {
-        topic: {
-            number: max(0, end - ends[topic][number])
-            for number, end in partitions.items()
-            if number in ends.get(topic, {})
-        }
-        for topic, partitions in latest.items()
-    }
+    backlog: Offsets = {}
+    for (topic, partition), offset in end.ends.items():
+        ends.setdefault(topic, {})[partition] = offset
+        backlog.setdefault(topic, {})[partition] = end.behind.get((topic, partition), 0)
+    seconds = {step: sum(durations.get(name, 0) for name in names) / 1000 for step, names in _STEPS.items()}
+    for step in _WAITING_STEPS:
+        seconds[step] = max(0.0, seconds[step] - end.waited_us / 1e6)
     return Batch(
         number=int(progress["batchId"]),
         at=at,
-        records=int(progress.get("numInputRows", 0)),
-        seconds={
-            step: sum(durations.get(name, 0) for name in names) / 1000 for step, names in _STEPS.items()
-        },
+        records=records_in(counts),
+        seconds=seconds,
         counts=counts,
         ends=ends,
         backlog=backlog,
         laggards=Laggards.from_text(laggards) if laggards else None,
     )
-
-
-def _offsets(reported: Mapping[str, Mapping[str, int]] | None) -> Offsets:
-    return {
-        topic: {int(number): int(offset) for number, offset in partitions.items()}
-        for topic, partitions in (reported or {}).items()
-    }

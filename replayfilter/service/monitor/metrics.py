@@ -23,9 +23,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from replayfilter import __version__
-from replayfilter.service.monitor.batch import ROUTES, STAGES, STEPS
+from replayfilter.service.monitor.batch import STAGES, STEPS
 from replayfilter.service.monitor.status import BUCKETS, ORIGINS, Phase, Status
 from replayfilter.service.monitor.storage import LOCATIONS
+from replayfilter.spark.counts import ROUTES
 from replayfilter.spark.error_reasons import REASONS
 
 PREFIX = "replayfilter_"

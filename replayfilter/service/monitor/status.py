@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Any
 
 from replayfilter.core.watermark.laggards import Laggards
-from replayfilter.service.monitor.batch import ROUTES, STEPS, Batch
+from replayfilter.service.monitor.batch import STEPS, Batch
 from replayfilter.service.monitor.lag import Lag
 from replayfilter.service.monitor.storage import Storage
+from replayfilter.spark.counts import ROUTES
 
 SLOT_SECONDS, SLOTS = 10, 360
 """The history covers an hour, in steps of ten seconds."""

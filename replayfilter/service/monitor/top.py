@@ -15,8 +15,8 @@ from rich.text import Text
 
 from replayfilter.errors import ReplayfilterError
 from replayfilter.service.config.model import Config
-from replayfilter.service.monitor.batch import ROUTES
 from replayfilter.service.monitor.storage import LOCATIONS
+from replayfilter.spark.counts import ROUTES
 
 EVERY_SECONDS = 1.0
 ANSWER_SECONDS = 5.0

@@ -20,9 +20,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.rules import Match
 from replayfilter.errors import CheckpointError
 from replayfilter.service.config.model import Config
+from replayfilter.spark.batch_range import CONNECTOR_FIRST_OFFSETS, BatchEnd, last_line
 
 FORMAT = 1
 IDENTITY, LOCK, SPARK = "replayfilter.json", "lock", "spark"
@@ -214,8 +216,8 @@ def differences(kept: Identity, asked: Identity) -> list[str]:
 class SparkProgress:
     """Offsets in Spark's checkpoint: the first batch's ``start`` and the last finished batch's ``end``."""
 
-    start: Offsets
-    end: Offsets
+    start: dict[InputPartition, int]
+    end: dict[InputPartition, int]
 
 
 def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
@@ -225,8 +227,11 @@ def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
         return None
     last = max(finished)
     try:
-        end = _offsets(checkpoint.read(f"{SPARK}/offsets/{last}"))
-        return SparkProgress(_offsets(checkpoint.read(f"{SPARK}/sources/0/0")), end)
+        end = _batch_end(checkpoint.read(f"{SPARK}/offsets/{last}"))
+        start = dict(end.began)
+        if (first := checkpoint.read(f"{SPARK}/{CONNECTOR_FIRST_OFFSETS}")) is not None:
+            start |= _batch_end(first).ends
+        return SparkProgress(start, dict(end.ends))
     except ValueError as error:
         raise CheckpointError(
             f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or start with a new "
@@ -234,19 +239,14 @@ def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
         ) from None
 
 
-def _offsets(content: bytes | None) -> Offsets:
-    r"""Parse the last line of an entry in Spark's log. Raises ValueError if there is no such line.
-
-    >>> _offsets(b'v1\n{"orders": {"0": 5}}')
-    {'orders': {0: 5}}
-    """
+def _batch_end(content: bytes | None) -> BatchEnd:
+    """Parse an entry in one of Spark's logs. Raises ValueError if it has no offsets."""
     if content is None:
         raise ValueError("the file with its offsets is missing")
-    line = content.decode("utf-8", "replace").rsplit("\n", 1)[-1]
-    return {
-        topic: {int(partition): int(offset) for partition, offset in partitions.items()}
-        for topic, partitions in json.loads(line[line.index("{") :]).items()
-    }
+    try:
+        return BatchEnd.from_json(json.loads(last_line(content)))
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"the file with its offsets has something else: {error}") from None
 
 
 @contextlib.contextmanager

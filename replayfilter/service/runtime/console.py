@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from replayfilter.service.monitor.batch import ROUTES, Batch
+from replayfilter.service.monitor.batch import Batch
+from replayfilter.spark.counts import ROUTES
 
 
 class Reporter:

@@ -46,6 +46,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         options=config.client_options(),
         topics=tuple(config.input.topics),
         starting=findings.starting or config.input.starting,
+        topic_ids=dict(identity.topic_ids),
         keys=KeySpec(
             format=config.input.format,
             key=tuple(identity.key),

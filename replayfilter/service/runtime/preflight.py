@@ -242,12 +242,10 @@ def _group_behind(
     if progress is None:
         return []
     behind: dict[InputPartition, tuple[int, int]] = {}
-    for topic, ends in progress.end.items():
-        for number, end in ends.items():
-            start = progress.start.get(topic, {}).get(number, 0)
-            offset = committed.get((topic, number), start)
-            if offset < end:
-                behind[topic, number] = offset, end
+    for partition, end in progress.end.items():
+        offset = committed.get(partition, progress.start.get(partition, 0))
+        if offset < end:
+            behind[partition] = offset, end
     settings = client_settings(config.kafka.bootstrap, config.client_options())
     errors = []
     for topic, number in sorted(_with_records(settings, behind)):

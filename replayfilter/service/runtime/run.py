@@ -152,5 +152,4 @@ def shown_config(config: Config) -> dict[str, Any]:
 
 def _finished_offsets(checkpoint: CheckpointFolder) -> dict[InputPartition, int]:
     progress = spark_progress(checkpoint)
-    ends = progress.end if progress else {}
-    return {(topic, number): end for topic, partitions in ends.items() for number, end in partitions.items()}
+    return progress.end if progress else {}

@@ -15,7 +15,6 @@ from replayfilter.demo.walkthrough import INPUT, PARTITIONS, write_config
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import MissingDependency
 from replayfilter.jvm import class_archive as classes
-from replayfilter.jvm.jars import spark_jars
 from replayfilter.jvm.java import java
 
 RECORDS = 4_000  # enough for a batch that has records of every route
@@ -32,7 +31,6 @@ def prepare() -> Path:
     Raises MissingDependency if Java or a jar is missing, if the service fails, or if the archive can't be
     written beside the installed packages.
     """
-    spark_jars()
     archive = classes.ARCHIVE
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)

@@ -177,7 +177,7 @@ class Verifier:
         if self.config.input.starting == "latest" and folder is not None:
             progress = spark_progress(CheckpointFolder(Path(folder)))
             first = progress.start if progress else {}
-            return {(t, p): max(begin, first.get(t, {}).get(p, begin)) for (t, p), begin in begins.items()}
+            return {partition: max(begin, first.get(partition, begin)) for partition, begin in begins.items()}
         return begins
 
     def _outputs(self) -> Iterator[tuple[str, Message]]:

@@ -11,11 +11,10 @@ from replayfilter.service.monitor.batch import Batch, read_batch
 from replayfilter.service.runtime.console import Reporter
 
 
-def progress(batch: int, records: int, **counts: int | None) -> Batch:
+def progress(batch: int, **counts: int | None) -> Batch:
     """A batch from the part of Spark's progress that is read, with another observation beside it."""
     facts: dict[str, Any] = {
         "batchId": batch,
-        "numInputRows": records,
         "durationMs": {"triggerExecution": 500, "addBatch": 400},
         "observedMetrics": {"counts": {**counts, "state_keys": 7, "written": 99}, "other": {"rows": 1}},
     }
@@ -25,9 +24,9 @@ def progress(batch: int, records: int, **counts: int | None) -> Batch:
 def test_without_a_terminal_each_batch_is_a_line() -> None:
     out = io.StringIO()
     with Reporter(Console(file=out, width=40)) as reporter:
-        reporter.batch(progress(0, 1_000, unique=900, duplicate=60, expired=30, error=8, replay=2))
-        reporter.batch(progress(1, 0))
-        reporter.batch(progress(2, 50, unique=50, duplicate=None))
+        reporter.batch(progress(0, unique=900, duplicate=60, expired=30, error=8, replay=2))
+        reporter.batch(progress(1))
+        reporter.batch(progress(2, unique=50, duplicate=None))
     assert out.getvalue().splitlines() == [
         "batch 0: 1,000 records in 0.50 s (2,000 records/s): "
         "unique 900, duplicate 60, expired 30, error 8, replay 2",
@@ -40,7 +39,7 @@ def test_on_a_terminal_the_progress_line_is_removed_and_the_total_stays() -> Non
     out = io.StringIO()
     with Reporter(Console(file=out, width=200, force_terminal=True)) as reporter:
         for batch in range(3):
-            reporter.batch(progress(batch, 10, unique=10))
+            reporter.batch(progress(batch, unique=10))
     text = out.getvalue()
     assert "batch 2: 10 records" in text
     assert "\x1b[2K" in text, "the progress line is erased"

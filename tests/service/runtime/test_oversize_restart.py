@@ -36,7 +36,7 @@ def test_batches_shrink_when_records_grow(broker: DevBroker, tmp_path: Path) -> 
 
     def on_batch(progress: Progress) -> None:
         status.add_batch(read_batch(progress, time.time()))
-        sizes.append(progress["numInputRows"])
+        sizes.append(read_batch(progress, 0).records)
         queries.append(service.query)
         if sum(sizes) == SMALL:
             publish_large(SMALL)

@@ -9,6 +9,7 @@ from replayfilter.core.watermark.watermark_state import WatermarkRules, Watermar
 from replayfilter.service.monitor.batch import Batch, read_batch
 from replayfilter.service.runtime.run import report_watermark
 from replayfilter.spark import counts
+from replayfilter.spark.batch_range import BatchEnd
 
 
 def batch(laggards: Laggards | None) -> Batch:
@@ -16,7 +17,7 @@ def batch(laggards: Laggards | None) -> Batch:
     progress: dict[str, Any] = {
         "batchId": 1,
         "observedMetrics": {"counts": {"unique": 3, counts.LAGGARDS: text}, "other": {"rows": 1}},
-        "sources": [{"endOffset": {"t": {"0": 10, "1": 20}}, "latestOffset": {"t": {"0": 10, "1": 25}}}],
+        "sources": [{"endOffset": BatchEnd({("t", 0): 10, ("t", 1): 20}, 1, {("t", 1): 5}).to_json()}],
     }
     return read_batch(progress, at=1.0)
 
