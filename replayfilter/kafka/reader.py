@@ -208,7 +208,8 @@ class RangeReader:
                 if last >= end:
                     run = run[: bisect_left(run, end, key=Message.offset)]  # type: ignore[arg-type]
                 run = run[: unread[partition]]
-                step.runs.append((partition, run))
+                if run:
+                    step.runs.append((partition, run))
                 unread[partition] -= len(run)
                 if last + 1 < end and unread[partition]:
                     continue
@@ -229,7 +230,9 @@ def _runs(messages: list[Message]) -> Iterator[tuple[InputPartition, KafkaError 
     topics, errors = set(map(Message.topic, messages)), any(map(Message.error, messages))
     partitions: Iterable[Any] = map(Message.partition, messages)
     if errors or len(topics) > 1:
-        partitions = zip(map(Message.topic, messages), partitions, map(Message.error, messages), strict=True)
+        # A KafkaError can be compared with numbers, and raises TypeError for anything else.
+        codes = (None if error is None else error.code() for error in map(Message.error, messages))
+        partitions = zip(map(Message.topic, messages), partitions, codes, strict=True)
     start = 0
     for _, same in groupby(partitions):
         end = start + len(list(same))

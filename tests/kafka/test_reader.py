@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from replayfilter.errors import BrokerError, ConfigError
 from replayfilter.kafka.client_settings import client_settings
-from replayfilter.kafka.reader import RangeReader, partition_of
+from replayfilter.kafka.reader import RangeReader, _runs, partition_of
 from tests.support.topics import new_topic
 
 
@@ -122,3 +122,12 @@ def test_a_broker_that_is_away_is_reported_after_the_limit() -> None:
 def test_settings_that_the_client_refuses() -> None:
     with pytest.raises(ConfigError, match=r"no\.such\.setting"):
         RangeReader({"bootstrap.servers": "127.0.0.1:1", "no.such.setting": "1"}, "reader-test")
+
+
+def test_records_and_ends_of_partitions_in_one_poll() -> None:
+    """A KafkaError raises TypeError when it is compared with None."""
+    record = Message(topic="t", partition=0, offset=1, value=b"")
+    end = Message(topic="t", partition=0, offset=2, error=KafkaError(KafkaError._PARTITION_EOF))
+    runs = _runs([end, record, record, end])
+    found = [(partition, error is None, len(run)) for partition, error, run in runs]
+    assert found == [(("t", 0), False, 1), (("t", 0), True, 2), (("t", 0), False, 1)]
