@@ -8,7 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from replayfilter.core.replay.marks import ReplayFilter
-from replayfilter.core.stamp import STAMP_HEADER, Stamp, parse_stamps, partition_for, producer_id, stamp_keys
+from replayfilter.core.stamp import (
+    STAMP_HEADER,
+    Stamp,
+    aligned_group,
+    parse_stamps,
+    partition_for,
+    producer_id,
+    stamp_keys,
+)
 from replayfilter.errors import ReplayfilterError
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ __all__ = [
     "ReplayfilterError",
     "Stamp",
     "StampingProducer",
+    "aligned_group",
     "parse_stamps",
     "partition_for",
     "pid_for_topic",

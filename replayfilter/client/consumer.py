@@ -39,7 +39,10 @@ class Store(Protocol):
     """Your own storage for offsets and marks: for many sources, or to store them with your results."""
 
     def load(self, topic: str, partition: int) -> tuple[int, str] | None:
-        """The next offset and the marks that were last saved for a partition; None if there are none."""
+        """The next offset and the marks that were last saved for a partition.
+
+        None if there are none: then they are taken from the offset that the group committed in Kafka, if any.
+        """
 
     def save(self, entries: Mapping[InputPartition, tuple[int, str]]) -> None:
         """Save the next offset and the marks of each partition, all or none.
@@ -78,7 +81,8 @@ class FilteringConsumer:
 
     ``metadata_limit`` is the number of characters that the broker accepts, one less than its
     ``offset.metadata.max.bytes``; the default has room for about 400 sources per partition. With ``store``,
-    offsets and marks are saved there instead.
+    offsets and marks are saved there instead. A partition that the store doesn't have yet starts with the
+    offset and the marks that the group has in Kafka.
 
     A source's records must be in one partition, as :class:`StampingProducer` writes them. ``counts`` has
     ``passed``, ``replays``, ``unstamped`` and ``gaps``. Not for use by several threads at once.
@@ -265,23 +269,30 @@ class FilteringConsumer:
         return call
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Start at the committed offset, with the marks that were committed with it."""
-        if self._store is None:
-            try:
-                found = consumer.committed(partitions, timeout=ANSWER_LIMIT_S)
-            except KafkaException as error:
-                raise BrokerError(
-                    f"the committed offsets of {len(partitions)} partitions can't be read: "
-                    f"{error.args[0].str()}; check that the brokers are up and that the group may be read"
-                ) from error
-            loaded = {(at.topic, at.partition): (at.offset, at.metadata) for at in found if at.offset >= 0}
-        else:
-            keys = [(at.topic, at.partition) for at in partitions]
-            loaded = {key: saved for key in keys if (saved := self._store.load(*key)) is not None}
+        """Start at the saved or committed offset, with the marks that were saved or committed with it.
+
+        A partition that the store doesn't have yet is taken over from Kafka. Its next commit saves it there.
+        """
+        keys = [(at.topic, at.partition) for at in partitions]
+        loaded: dict[InputPartition, tuple[int, str | None]] = {}
+        if self._store is not None:
+            loaded |= {key: saved for key in keys if (saved := self._store.load(*key)) is not None}
+        try:
+            asked = [TopicPartition(*key) for key in keys if key not in loaded]
+            found = consumer.committed(asked, timeout=ANSWER_LIMIT_S) if asked else []
+        except KafkaException as error:
+            raise BrokerError(
+                f"the committed offsets of {len(partitions)} partitions can't be read: "
+                f"{error.args[0].str()}; check that the brokers are up and that the group may be read"
+            ) from error
+        committed = {(at.topic, at.partition): (at.offset, at.metadata) for at in found if at.offset >= 0}
+        loaded |= committed
         starts = []
         for at in partitions:
             offset, text = loaded.get((at.topic, at.partition), (OFFSET_INVALID, None))
-            self._partitions[at.topic, at.partition] = _Partition(offset, text)
+            state = self._partitions[at.topic, at.partition] = _Partition(offset, text)
+            if self._store is not None and (at.topic, at.partition) in committed:
+                state.committed = OFFSET_INVALID  # not saved in the store yet
             starts.append(TopicPartition(at.topic, at.partition, offset))
         if self._incremental:
             consumer.incremental_assign(starts)

@@ -69,6 +69,9 @@ class Stamp(NamedTuple):
     def covering(cls, stamps: Sequence[Stamp]) -> Stamp:
         """The stamp for a record made from several records of one source: that with the largest offset.
 
+        A job that goes back must cut the same groups again: see :func:`aligned_group`. After [1-10], and a
+        restart with [1-7] and [8-15], the stamps are 10, 7 and 15: nothing shows that 8-10 are counted twice.
+
         Raises :class:`StampError` for no stamps, and for stamps of several sources.
 
         >>> Stamp.covering([Stamp(7, 0, 3), Stamp(7, 0, 5), Stamp(7, 0, 4)])
@@ -92,6 +95,27 @@ def partition_for(source_partition: int, partitions: int) -> int:
     [0, 1, 1, 3]
     """
     return source_partition % partitions
+
+
+def aligned_group(offset: int, size: int) -> range:
+    """The source offsets of the group that ``offset`` belongs to: groups begin at the multiples of ``size``.
+
+    For jobs that make one record from several of a source. Restarts don't change such groups if the job
+    keeps two rules:
+
+    - it writes a group's record only once it has read a record beyond the group (offset >= ``group.stop``);
+    - its saved position is ``group.start`` of the group that is not complete yet.
+
+    Raises :class:`StampError` for a size below 1.
+
+    >>> group = aligned_group(17, 10)
+    >>> group.start, group.stop
+    (10, 20)
+    """
+    if size < 1:
+        raise StampError(f"groups of {size} offsets: a group has at least one, so pass a size of 1 or more")
+    start = offset - offset % size
+    return range(start, start + size)
 
 
 def stamp_packer() -> Callable[[int, int, int], bytes]:

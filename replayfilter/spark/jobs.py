@@ -46,6 +46,9 @@ Where = Literal["key", "header"]
 def stamp(df: DataFrame, pid: int | Mapping[str, int], partitions: int, where: Where = "key") -> DataFrame:
     """Add to each record of a Kafka source its stamp and its destination partition, for the stock Kafka sink.
 
+    Prefer ``write_stamped``. When brokers are away, the stock sink can leave out a record and write a later
+    one. When it writes the record after all, as the task is tried again, readers drop it as a replay.
+
     - ``pid``: one number, or a mapping from source topic to number; see ``pid_for_topic``.
     - ``partitions``: the destination topic's number of partitions.
     - ``where``: "key" replaces the column ``key`` by the stamp; "header" adds the stamp to ``headers``.

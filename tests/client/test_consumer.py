@@ -163,6 +163,28 @@ def test_a_store_of_your_own_has_no_limit(bootstrap: str) -> None:
         assert len(consumer.marks()) == 900
 
 
+def test_a_group_that_gets_a_store_keeps_its_marks(bootstrap: str) -> None:
+    topic = new_topic(bootstrap, "switched", 2)
+    publish(bootstrap, topic, [0, 1, 2])
+    publish(bootstrap, topic, [5], partition=1)
+    with FilteringConsumer(settings(bootstrap, topic)) as consumer:
+        consumer.subscribe([topic])
+        assert sorted(read_values(consumer, 4)) == [0, 1, 2, 5]
+        consumer.commit()
+    publish(bootstrap, topic, [1, 2, 3])
+    store = MemoryStore()
+    with FilteringConsumer(settings(bootstrap, topic), store=store) as consumer:
+        consumer.subscribe([topic])
+        assert read_values(consumer, 1) == [3]
+        consumer.commit()
+    assert {key: offset for key, (offset, _) in store.kept.items()} == {(topic, 0): 6, (topic, 1): 1}
+    publish(bootstrap, topic, [2, 3, 4])
+    publish(bootstrap, topic, [5, 6], partition=1)
+    with FilteringConsumer(settings(bootstrap, topic), store=store) as consumer:
+        consumer.subscribe([topic])
+        assert sorted(read_values(consumer, 2)) == [4, 6]
+
+
 def test_idle_marks_are_forgotten_at_a_commit(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = new_topic(bootstrap, "idle")
     publish(bootstrap, topic, [5])

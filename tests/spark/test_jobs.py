@@ -41,7 +41,7 @@ def test_stamp_and_filter_in_a_spark_job(bootstrap: str, tmp_path: Path, where: 
     producer.flush()
     producer.produce(target, b"no stamp", b"own key", partition=1)
     producer.flush()
-    Cluster(bootstrap).create({f"{target}-example": 4})
+    Cluster(bootstrap).create({f"{target}-example": 4, f"{target}-exact": 3})
     job = [sys.executable, "-m", "tests.support.spark_job", bootstrap, str(tmp_path), source, target, where]
     ended = subprocess.run(job, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-3_000:]
@@ -68,6 +68,21 @@ def test_stamp_and_filter_in_a_spark_job(bootstrap: str, tmp_path: Path, where: 
         assert [o for p, o in order if p == partition] == list(range(RECORDS // 4)), (
             "in the order of the source"
         )
+
+    exact = read_all(bootstrap, f"{target}-exact")
+    found = defaultdict(list)
+    for message in exact:
+        number, stamp = int(message.value() or b""), stamp_of(message, where)
+        assert stamp == (pid, number % 4, number // 4)
+        assert message.partition() == stamp.partition % 3
+        assert message.timestamp()[1] == 1_000 + number
+        assert where == "key" or message.key() == b"user"
+        kept = [pair for pair in message.headers() or [] if pair[0] == "trace"]
+        assert kept == ([("trace", b"\x00\xff%d" % number)] if number % 3 else [])
+        found[stamp.partition].append(number)
+    for partition in range(4):
+        numbers = range(partition, RECORDS, 4)
+        assert found[partition] == [number for number in numbers if number % 8 < 4], "once and in order"
 
     lines = [line for path in (tmp_path / "rows").glob("*.json") for line in path.read_text().splitlines()]
     rows = [json.loads(line) for line in lines]

@@ -1,7 +1,8 @@
 """A user's Spark job with the library: ``spark_job BOOTSTRAP FOLDER SOURCE TARGET WHERE``.
 
-It stamps SOURCE into TARGET twice. The second time has no checkpoint, so it writes only replays. After each
-time it filters TARGET in small batches into FOLDER/rows, as JSON.
+It stamps SOURCE into TARGET twice with the stock sink. The second time has no checkpoint, so it writes only
+replays. After each time it filters TARGET in small batches into FOLDER/rows, as JSON. Into TARGET-exact it
+writes twice with ``write_stamped``, the second time again without a checkpoint, half of the records.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from replayfilter import pid_for_topic
 from replayfilter.jvm.jars import connector_jars
-from replayfilter.spark import filter_replays, stamp
+from replayfilter.spark import filter_replays, stamp, write_stamped
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "guides" / "stamp-from-spark.md"
@@ -32,6 +33,7 @@ def main() -> None:
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.unsupportedOperationCheck": "false",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
@@ -66,6 +68,11 @@ def main() -> None:
         run(stamped.writeStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
             .option("topic", target).option("includeHeaders", "true"), attempt)  # fmt: skip
         filter_once()
+        half = read(source).where("CAST(CAST(value AS STRING) AS INT) % 8 < 4")
+        writer = write_stamped(
+            half, pids, 3, bootstrap=bootstrap, topic=f"{target}-exact", job="half", where=where, lanes=3
+        )
+        run(writer, f"exact-{attempt}")
     spark.stop()
 
 

@@ -20,7 +20,8 @@ KILLS = 15
 def fill(bootstrap: str, name: str, partitions: int, records: int) -> str:
     """A new topic with records ``topic partition number``; their keys are 20 bytes but not stamps."""
     topic = new_topic(bootstrap, name, partitions)
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True}
+    producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
     for number in range(records):
         partition = number % partitions
         value = f"{topic} {partition} {number // partitions}"
