@@ -6,6 +6,7 @@
     ├── BrokerError        Kafka can't be reached, or refuses a request
     ├── CheckpointError    the checkpoint can't be used: other shards, other keys, or lost offsets
     ├── RegistryError      the schema registry can't be reached, or refuses a request
+    │   └── UnknownSchemas it does not know the ids of some schemas
     ├── DeliveryError      a lane can't deliver its part of a batch, or a producer its records
     ├── WatermarkError     the watermark server can't run, can't be reached, or refuses a request
     ├── SparkLost          Spark's JVM has ended or hangs: this process can't continue, a new one can
@@ -15,6 +16,8 @@ Each message says what is wrong, where, and with which value, and then how to fi
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 LANE_NOTE = "replayfilter.lane="  # prefix of the note with the lane of a DeliveryError
 
@@ -41,6 +44,19 @@ class BrokerError(ReplayfilterError):
 
 class RegistryError(ReplayfilterError):
     """The schema registry can't be reached, or refuses a request; no record is decided without it."""
+
+
+class UnknownSchemas(RegistryError):
+    """The schema registry does not know ``ids``, and the settings don't say yet that they are unknown.
+
+    Like any error of a task it reaches the driver as text, and spark/failures.py reads the ids there. That is
+    why the message has no other number.
+    """
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self.ids = frozenset(ids)
+        known_as = ", ".join(map(str, sorted(self.ids)))
+        super().__init__(f"the schema registry does not know the ids {known_as}; register their schemas")
 
 
 class CheckpointError(ReplayfilterError):

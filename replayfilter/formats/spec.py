@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNITS = ("s", "ms", "us", "ns", "iso8601", "integer", "category")
+# The most schema ids that are recorded as unknown. With more of them the values are not Avro: the others are
+# errors at once, and are decided in another way if they are registered between two attempts of their batch.
+MAX_UNKNOWN = 100
 
 
 class Reason(enum.StrEnum):
@@ -48,12 +51,14 @@ class AvroSpec:
     - ``registry``, for "confluent": URLs, separated by commas; ``options``: settings of the registry client
       under the client's own names, with secrets resolved.
     - ``schemas``, for the other two: schemas as JSON text; exactly one for "plain".
+    - ``unknown``, for "confluent": ids that count as unknown, whatever the registry says by now.
     """
 
     encoding: str
     registry: str = ""
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     schemas: tuple[str, ...] = ()
+    unknown: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

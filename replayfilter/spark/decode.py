@@ -23,7 +23,9 @@ from replayfilter.core.frames import Cut, cut_frames
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, Observation, observe
+from replayfilter.errors import UnknownSchemas
 from replayfilter.formats import Extraction, RecordColumns
+from replayfilter.formats.spec import MAX_UNKNOWN
 from replayfilter.kafka.chunk_reader import InputChunk
 from replayfilter.spark import worker
 from replayfilter.spark.error_reasons import (
@@ -46,11 +48,21 @@ def decode_chunks(
     """Turn chunks of records into batches of frames and payloads, one batch per chunk.
 
     ``batch_time``: microseconds since the epoch, the same for all chunks of a batch and all its attempts.
+    Raises UnknownSchemas at the end, with the unknown ids of all chunks, so that few attempts find them all.
     """
+    unknown: set[int] = set()
     for chunk in chunks:
         rows = RowBuilder()
-        _ChunkDecoder(settings, chunk, batch_time).add_to(rows)
-        yield rows.to_batch()
+        try:
+            _ChunkDecoder(settings, chunk, batch_time).add_to(rows)
+        except UnknownSchemas as error:
+            unknown |= error.ids
+            if len(unknown) >= MAX_UNKNOWN:
+                raise UnknownSchemas(unknown) from None
+        else:
+            yield rows.to_batch()
+    if unknown:
+        raise UnknownSchemas(unknown)
 
 
 @dataclass(slots=True)

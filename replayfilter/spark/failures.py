@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from replayfilter import errors
-from replayfilter.errors import DeliveryError, ReplayfilterError
+from replayfilter.errors import DeliveryError, ReplayfilterError, UnknownSchemas
 
 _OURS = re.compile(
     rf"^(?:.*: )?replayfilter\.errors\.(\w+): (.+)$(?:\n{re.escape(errors.LANE_NOTE)}(\d+)$)?", re.MULTILINE
@@ -25,6 +25,8 @@ def explain(text: str) -> ReplayfilterError:
         kind = getattr(errors, name, DeliveryError)
         if kind is DeliveryError:
             return DeliveryError(sentence, int(lane) if lane else None)
+        if kind is UnknownSchemas:
+            return UnknownSchemas(map(int, re.findall(r"\d+", sentence)))
         return kind([sentence]) if kind is errors.ConfigError else kind(sentence)
     found = _PYTHON.findall(text) or _CAUSE.findall(text) or text.strip().splitlines()[:1] or ["no message"]
     return ReplayfilterError(

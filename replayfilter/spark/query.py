@@ -6,8 +6,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import SparkLost
+from replayfilter.errors import SparkLost, UnknownSchemas
 from replayfilter.kafka.admin import Cluster
 from replayfilter.spark.batch_size import batch_limit
 from replayfilter.spark.counts import records_in
@@ -31,6 +31,23 @@ _NO_DATA = "Waiting for data to arrive"
 _BETWEEN_BATCHES = ("Getting offsets from", _NO_DATA, "Waiting for next trigger", "Stopped")
 
 Progress = Mapping[str, Any]
+SettingsChange = Callable[[PipelineSettings], PipelineSettings]
+
+
+class BegunBatch(Protocol):
+    """The settings of the batch that is begun and not finished, as the checkpoint records them."""
+
+    def settings_for_start(self, wanted: PipelineSettings) -> tuple[PipelineSettings, bool]:
+        """The settings to start with, and whether they are only for the begun batch.
+
+        They are not the ``wanted`` ones if the batch was begun with others.
+        """
+
+    def record_unknown(self, wanted: PipelineSettings, ids: Collection[int]) -> PipelineSettings:
+        """Record that the schemas ``ids`` are unknown; the wanted settings with this.
+
+        Raises RegistryError if the begun batch has been decided before, so that they were known.
+        """
 
 
 class Service:
@@ -45,9 +62,12 @@ class Service:
 
     ``shared``: file descriptors that the JVM keeps open as long as it lives, such as the checkpoint's lock.
 
+    ``begun``: the settings of an unfinished batch. With them it is finished first, by a query of its own.
+    Without ``begun``, all batches use the current settings, and schemas that are unknown are an error.
+
     ``last_response_at``: when Spark last answered, in Unix seconds. ``restart_requested``: the query ended
-    itself and is to be started again, either with smaller batches, because one had more than twice
-    ``batch_bytes``, or with new settings (see ``restart_with``).
+    itself and is to be started again: with smaller batches, because one had more than twice
+    ``batch_bytes``; with new settings (see ``restart_with``); or because the batch had its own settings.
     """
 
     def __init__(
@@ -55,8 +75,9 @@ class Service:
         settings: PipelineSettings,
         on_batch: Sequence[Callable[[Progress], None]] = (),
         shared: Sequence[int] = (),
+        begun: BegunBatch | None = None,
     ) -> None:
-        self._settings, self._shared = settings, shared
+        self._settings, self._shared, self._begun = settings, shared, begun
         self._on_batch = on_batch
         self._query: StreamingQuery | None = None
         self._last_seen = -1
@@ -64,8 +85,14 @@ class Service:
         self._stopping = threading.Event()
         self.last_response_at = time.time()
         self.restart_requested = False
-        self._next_settings: PipelineSettings | None = None
         self._stop_at: dict[InputPartition, int] | None = None
+        self._changes: list[SettingsChange] = []
+        self._only_one_batch = False
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """The current settings, without changes that wait for a restart."""
+        return self._settings
 
     def start(self, once: bool = False) -> None:
         """Start the query and return as soon as it runs. ``once``: process what is there now, then end.
@@ -74,15 +101,21 @@ class Service:
         JVM has ended.
         """
         self.restart_requested, self.last_response_at = False, time.time()
-        next_settings, self._next_settings = self._next_settings, None
-        self._settings = next_settings or self._settings
-        limit = min(self._limit, batch_limit(self._settings))
+        while self._changes:
+            self._settings = self._changes.pop(0)(self._settings)
+        settings, self._only_one_batch = self._settings, False
+        if self._begun is not None:
+            settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
+        limit = min(self._limit, batch_limit(settings))
         with _jvm_errors():
-            session = start_session(self._settings, self._shared)
-            self._stop_at = self._ends_now() if once else None
-            plan = build_pipeline(session, self._settings, limit, self._stop_at)
-            writer = plan.writeStream.format("noop").outputMode("append").queryName(self._settings.service)
-            self._query = writer.option("checkpointLocation", self._settings.checkpoint).start()
+            session = start_session(settings, self._shared)
+            self._stop_at = self._ends_now() if once and not self._only_one_batch else None
+            plan = build_pipeline(session, settings, limit, self._stop_at)
+            writer = plan.writeStream.format("noop").outputMode("append").queryName(settings.service)
+            writer = writer.option("checkpointLocation", settings.checkpoint)
+            if self._only_one_batch:
+                writer = writer.trigger(once=True)
+            self._query = writer.start()
 
     def _ends_now(self) -> dict[InputPartition, int]:
         """Where all input partitions end now."""
@@ -106,7 +139,7 @@ class Service:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
                 self.last_response_at = time.time()
                 self._report(query)
-                self.restart_requested = self.restart_requested or self._next_settings is not None
+                self.restart_requested = self.restart_requested or bool(self._changes)
                 if self._stopping.is_set() or self.restart_requested:
                     if batch_at_request is None:
                         batch_at_request = self._last_seen
@@ -116,19 +149,24 @@ class Service:
                     query.stop()
         except StreamingQueryException as error:
             self._report(query)
-            raise explain(str(error)) from error
+            reason = explain(str(error))
+            if self._begun is None or not isinstance(reason, UnknownSchemas):
+                raise reason from error
+            self._settings = self._begun.record_unknown(self._settings, reason.ids)
+            self.restart_requested = True
         self._report(query)
+        self.restart_requested = self.restart_requested or self._only_one_batch
 
     def stop_after_batch(self) -> None:
         """End after the current batch; ``await_end`` returns then. Any thread may call it."""
         self._stopping.set()
 
-    def restart_with(self, settings: PipelineSettings) -> None:
-        """End after the current batch, to be started again with other settings. Any thread may call it.
+    def restart_with(self, change: SettingsChange) -> None:
+        """End after the current batch, to be started again with changed settings. Any thread may call it.
 
         The settings may differ only in what may change on a live checkpoint.
         """
-        self._next_settings = settings
+        self._changes.append(change)
 
     @property
     def query(self) -> StreamingQuery:

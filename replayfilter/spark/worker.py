@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from replayfilter.formats import Extractor, KeySpec, build_extractor
@@ -21,7 +21,7 @@ _lanes: dict[tuple[str, str], Lanes] = {}
 _readers: dict[tuple[str, str], ChunkReader] = {}
 
 
-@cache
+@lru_cache(maxsize=4)  # a spec changes with the list of unknown schemas
 def extractor(spec: KeySpec) -> Extractor:
     """The extractor for a spec."""
     return build_extractor(spec)

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from replayfilter.core.digest import digest_key
-from replayfilter.errors import RegistryError
+from replayfilter.errors import RegistryError, UnknownSchemas
 from replayfilter.formats import (
     AvroSpec,
     Extractor,
@@ -23,6 +23,7 @@ from replayfilter.formats import (
     build_extractor,
 )
 from replayfilter.formats.avro import registry as registry_module
+from replayfilter.formats.spec import MAX_UNKNOWN
 from tests.support.extractions import confluent, digests, reasons
 from tests.support.registry_server import FAST_RETRIES, RegistryServer
 
@@ -44,10 +45,10 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "RETRY_SECONDS", 0.0)
 
 
-def extractor(url: str, **options: str) -> Extractor:
+def extractor(url: str, unknown: tuple[int, ...] = (), **options: str) -> Extractor:
     given = FAST_RETRIES | {name.replace("_", "."): value for name, value in options.items()}
     return build_extractor(
-        KeySpec("avro", ("id",), "ts", "ms", AvroSpec("confluent", url, tuple(given.items())))
+        KeySpec("avro", ("id",), "ts", "ms", AvroSpec("confluent", url, tuple(given.items()), (), unknown))
     )
 
 
@@ -88,13 +89,27 @@ def test_each_record_is_read_with_its_own_schema(server: RegistryServer) -> None
     assert [digests(result)[i] for i in (0, 1, 2, 4)] == [digest_key([key]) for key in "aabb"]
 
 
-def test_an_unknown_id_is_a_record_error(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_is_recorded_as_unknown_is_a_record_error(server: RegistryServer) -> None:
+    """The registry is not asked, so it does not matter whether it knows the id by now."""
+    server.add(1, ORDER)
+    server.add(7, ORDER)
+    result = extractor(server.url, unknown=(7,))(
+        RecordColumns([order("a", id_=7), order("a"), order("b", id_=-1)])
+    )
+    assert reasons(result) == [(0, "avro_schema"), (2, "avro_schema")]
+    assert "no schema with the id 7" in result.errors[0].message
+    assert server.requests == ["/schemas/ids/1"]
+
+
+def test_an_unknown_id_has_to_be_recorded_first(
+    server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.add(1, ORDER)
     extract = extractor(server.url)
     for _ in range(2):
-        result = extract(RecordColumns([order("a", id_=7), order("a"), order("b", id_=-1)]))
-        assert reasons(result) == [(0, "avro_schema"), (2, "avro_schema")]
-        assert "no schema with the id 7" in result.errors[0].message
+        with pytest.raises(UnknownSchemas) as found:
+            extract(RecordColumns([order("a", id_=7), order("a"), order("b", id_=-1), order("c", id_=9)]))
+        assert found.value.ids == {7, 9}
     assert server.requests.count("/schemas/ids/7") == 2, "requested twice, then remembered as unknown"
     assert "/schemas/ids/-1" not in server.requests
     server.add(7, ORDER)
@@ -110,8 +125,20 @@ def test_an_id_that_the_registry_gets_late(server: RegistryServer) -> None:
 
 
 def test_many_unknown_ids_are_requested_once(server: RegistryServer) -> None:
-    extractor(server.url)(RecordColumns([order("a", id_=id_) for id_ in range(17)]))
+    with pytest.raises(UnknownSchemas):
+        extractor(server.url)(RecordColumns([order("a", id_=id_) for id_ in range(17)]))
     assert len(server.requests) == 17
+
+
+def test_values_that_are_not_avro_are_errors_at_once_when_many_ids_are_recorded(
+    server: RegistryServer,
+) -> None:
+    values = [order("a", id_=id_) for id_ in range(MAX_UNKNOWN + 5)]
+    with pytest.raises(UnknownSchemas) as found:
+        extractor(server.url)(RecordColumns(values))
+    assert found.value.ids == set(range(MAX_UNKNOWN))
+    result = extractor(server.url, unknown=tuple(range(MAX_UNKNOWN)))(RecordColumns(values))
+    assert reasons(result) == [(row, "avro_schema") for row in range(len(values))]
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
@@ -227,7 +254,7 @@ def test_the_mock_registry_of_the_client_works_too() -> None:
     """``mock://`` is the test double of confluent-kafka."""
     url = "mock://test-registry"
     client = SchemaRegistryClient.new_client({"url": url})
-    extract = extractor(url)
+    extract = extractor(url, unknown=(99,))
     id_ = client.register_schema("orders-value", Schema(json.dumps(ORDER)))
     extract._reader._schemas._client = client  # type: ignore[attr-defined]  # mock clients don't share schemas
     assert reasons(extract(RecordColumns([order("a", id_=id_), order("a", id_=99)]))) == [(1, "avro_schema")]

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from replayfilter.errors import CheckpointError, DeliveryError, ReplayfilterError
+from replayfilter.errors import CheckpointError, DeliveryError, ReplayfilterError, UnknownSchemas
 from replayfilter.spark.failures import explain
 
 
@@ -33,6 +33,14 @@ def test_a_failure_becomes_one_sentence(text: str, kind: type[ReplayfilterError]
     assert type(error) is kind
     assert words in str(error)
     assert "\n" not in str(error)
+
+
+def test_the_ids_of_unknown_schemas_survive_the_text_of_a_traceback() -> None:
+    error = explain(
+        f"Task 3 failed 4 times\nreplayfilter.errors.UnknownSchemas: {UnknownSchemas([9, 7])}\n\tat org"
+    )
+    assert isinstance(error, UnknownSchemas)
+    assert error.ids == {7, 9}
 
 
 def test_the_lane_of_a_failed_delivery_survives_the_text_of_its_traceback() -> None:

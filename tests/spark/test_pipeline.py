@@ -121,9 +121,7 @@ def test_state_survives_a_restart_and_a_repeated_batch_changes_nothing(
     assert pipeline.counts("duplicate") == [0, 100]
 
     before = {route: pipeline.read(route) for route in (Route.UNIQUE, Route.DUPLICATE)}
-    commit = Path(pipeline.settings.checkpoint, "commits", "1")
-    commit.unlink()
-    commit.with_name(".1.crc").unlink()
+    pipeline.uncommit(1)
     pipeline.run_once()
     assert pipeline.counts("unique")[2:] == [100]  # the same decisions, from the state before the batch
     assert pipeline.counts("replay")[2:] == [1_000]

@@ -17,6 +17,8 @@ from replayfilter.demo.kafka_io import publish, read_topic
 from replayfilter.demo.stream import Headers, Record
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
+from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder
+from replayfilter.service.runtime.decisions import RecordedDecisions
 from replayfilter.spark.partitioning import output_pid
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.query import Service
@@ -35,7 +37,7 @@ class Pipeline:
         pids = {name: output_pid(cluster.id, cluster.topics([name])[name].id, name)}
         defaults: dict[str, Any] = {
             "service": name,
-            "checkpoint": str(folder / name),
+            "checkpoint": str(folder / name / SPARK),
             "bootstrap": bootstrap,
             "topics": (name,),
             "keys": KeySpec("json", ("id",), "ts", "ms"),
@@ -49,6 +51,8 @@ class Pipeline:
         }
         self.settings = PipelineSettings(**defaults | settings)
         self.progress: list[dict[str, Any]] = []
+        self.log: list[str] = []
+        self.checkpoint = folder / name
 
     def topic_of(self, route: Route) -> str:
         """The output topic of a route."""
@@ -60,7 +64,8 @@ class Pipeline:
 
     def service(self) -> Service:
         """A service that has not been started."""
-        return Service(self.settings, [lambda progress: self.progress.append(dict(progress))])
+        begun = RecordedDecisions(CheckpointFolder(self.checkpoint), self.log.append)
+        return Service(self.settings, [lambda progress: self.progress.append(dict(progress))], begun=begun)
 
     def session(self) -> SparkSession:
         """The test run's Spark session."""
@@ -69,9 +74,17 @@ class Pipeline:
     def run_once(self) -> Service:
         """Start a service that processes all that is there now; the service, when it has ended."""
         service = self.service()
-        service.start(once=True)
-        service.await_end()
+        service.restart_requested = True
+        while service.restart_requested:
+            service.start(once=True)
+            service.await_end()
         return service
+
+    def uncommit(self, batch: int) -> None:
+        """Remove Spark's commit of the last batch, as if all was killed when its records were delivered."""
+        commit = Path(self.settings.checkpoint, "commits", str(batch))
+        commit.unlink()
+        commit.with_name(f".{batch}.crc").unlink()
 
     def counts(self, name: str) -> list[int]:
         """One count of every finished batch."""

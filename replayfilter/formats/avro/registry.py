@@ -2,8 +2,12 @@
 
 If the registry doesn't answer or refuses a request, :class:`RegistryError` ends the task. Spark tries the
 task again; in the end the query stops, and its offsets stay where they were. A problem of the registry is
-therefore never mistaken for a problem of a record. A record is
-only in error if the registry itself answers that the id doesn't exist.
+therefore never mistaken for a problem of a record.
+
+Records with an id that the registry doesn't know are errors. But the registry may learn the id a moment
+later, and a batch must be decided in the same way whenever it is tried again. Therefore such an answer counts
+only once it is recorded: the first attempt raises :class:`UnknownSchemas` and delivers nothing, the driver
+adds the id to the settings of the batch (``unknown``), and later attempts don't ask for it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from typing import Any
 
 from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient, SchemaRegistryError
 
-from replayfilter.errors import ConfigError, RegistryError
+from replayfilter.errors import ConfigError, RegistryError, UnknownSchemas
 from replayfilter.formats.avro.shape import Definition, SchemaError
+from replayfilter.formats.spec import MAX_UNKNOWN
 
 # The client waits up to 0.5, 1, 2, 4, 8, 8 s between its tries: it gives up after 12 s on average. Spark runs
 # a task up to four times.
@@ -31,12 +36,12 @@ FORGET_SECONDS = 30.0  # until an unknown id is requested again
 class Registry:
     """A client of a schema registry. A ``mock://`` address is the client library's own test double.
 
-    ``options`` are the client's settings under its own names. Raises :class:`ConfigError` for settings that
-    the client does not accept.
+    ``options`` are the client's settings under its own names. ``recorded`` are the ids that count as unknown.
+    Raises :class:`ConfigError` for settings that the client does not accept.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        self._url = url
+    def __init__(self, url: str, options: Mapping[str, str], recorded: Iterable[int] = ()) -> None:
+        self._url, self._recorded = url, frozenset(recorded)
         self._unknown: dict[int, float] = {}  # id -> when it may be requested again
         settings: dict[str, Any] = {
             name: _number(name, text) if name in _NUMBERS else text
@@ -48,10 +53,15 @@ class Registry:
             raise ConfigError([f"avro.registry, avro.options: {error}; change that setting"]) from None
 
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
-        """The schema of each id. An unknown id is requested twice, and then not for half a minute."""
+        """The schema of each id, or why it can't be used.
+
+        Raises :class:`UnknownSchemas` for unknown ids that are not recorded. An unknown id is requested
+        twice, and then not for half a minute.
+        """
         now = time.monotonic()
         self._unknown = {id_: until for id_, until in self._unknown.items() if until > now}
-        requested = [id_ for id_ in refs if id_ >= 0 and id_ not in self._unknown]
+        possible = [id_ for id_ in refs if id_ >= 0 and id_ not in self._recorded]
+        requested = [id_ for id_ in possible if id_ not in self._unknown]
         found = {id_: self._request(id_) for id_ in requested}
         missing = [id_ for id_ in requested if found[id_] is None]
         if 0 < len(missing) <= _MAX_RETRIED:
@@ -59,10 +69,17 @@ class Registry:
             found |= {id_: self._request(id_) for id_ in missing}
         until = time.monotonic() + FORGET_SECONDS
         self._unknown |= {id_: until for id_ in missing if found[id_] is None}
+        new = sorted(id_ for id_ in possible if id_ in self._unknown)
+        if new and len(self._recorded) < MAX_UNKNOWN:
+            raise UnknownSchemas(new[:MAX_UNKNOWN])
         return {
             id_: found.get(id_) or SchemaError(f"the registry has no schema with the id {id_}")
             for id_ in refs
         }
+
+    def known(self, ids: Iterable[int]) -> set[int]:
+        """Those of ``ids`` that the registry knows now."""
+        return {id_ for id_ in ids if self._request(id_) is not None}
 
     def _request(self, id_: int) -> Definition | SchemaError | None:
         try:

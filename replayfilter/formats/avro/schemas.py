@@ -17,7 +17,10 @@ class Schemas(Protocol):
     """Finds a schema by the reference in front of a value: an id, a fingerprint, or none (0)."""
 
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
-        """The schema of each reference, or why it can't be used. Raises :class:`RegistryError`."""
+        """The schema of each reference, or why it can't be used.
+
+        Raises :class:`RegistryError`, and :class:`UnknownSchemas` for unknown ids that are not recorded.
+        """
 
 
 def schemas_of(spec: AvroSpec) -> Schemas:
@@ -26,7 +29,7 @@ def schemas_of(spec: AvroSpec) -> Schemas:
         # The import of the registry's client takes half a second; other encodings don't need it.
         from replayfilter.formats.avro.registry import Registry
 
-        return Registry(spec.registry, dict(spec.options))
+        return Registry(spec.registry, dict(spec.options), spec.unknown)
     return KnownSchemas(spec.schemas, by_fingerprint=spec.encoding == "single-object")
 
 

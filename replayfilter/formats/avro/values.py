@@ -30,7 +30,8 @@ Prefix = tuple[int, int]  # the reference to the schema, and the position where 
 class AvroReader:
     """An :class:`extractor.Reader` of Avro values, for ``fields`` that are paths.
 
-    A call raises :class:`RegistryError` if it needs a schema and the registry is down.
+    A call raises :class:`RegistryError` if it needs a schema and the registry is down, and
+    :class:`UnknownSchemas` with all unknown ids in ``values`` that are not recorded.
     """
 
     def __init__(self, fields: Sequence[Field], spec: AvroSpec) -> None:

@@ -1,6 +1,7 @@
 """The checkpoint folder of a service: its identity file, its lock, and Spark's own checkpoint.
 
 <service.checkpoint>/replayfilter.json    the settings that the state was created with; see Identity
+<service.checkpoint>/decisions.json       the settings that the last batch was begun with; see decisions.py
 <service.checkpoint>/lock                 locked while a service uses the checkpoint
 <service.checkpoint>/spark/               Spark's own checkpoint: offsets, commits, state
 """
@@ -237,6 +238,15 @@ def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
             f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or start with a new "
             "service.checkpoint and --from-committed"
         ) from None
+
+
+def unfinished_batch(checkpoint: CheckpointFolder) -> int | None:
+    """The batch that Spark has planned and not finished; None if it has finished all."""
+    planned, finished = (
+        max((int(name) for name in checkpoint.names(f"{SPARK}/{log}") if name.isdecimal()), default=-1)
+        for log in ("offsets", "commits")
+    )
+    return planned if planned > finished else None
 
 
 def _batch_end(content: bytes | None) -> BatchEnd:

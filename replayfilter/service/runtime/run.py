@@ -17,6 +17,7 @@ from replayfilter.service.monitor.status import Status
 from replayfilter.service.monitor.storage import StoragePoller
 from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder, local_folder, spark_progress
 from replayfilter.service.runtime.console import Reporter
+from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
 from replayfilter.service.runtime.json_log import JsonLog
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.runtime.roster_poller import RosterPoller
@@ -51,9 +52,12 @@ def serve(
         running.enter_context(reporter)
 
         # The service itself.
-        query = Service(plan, [_batch_handler(config.service.name, status, reporter, client)], [lock])
+        on_batch = _batch_handler(config.service.name, status, reporter, client)
+        query = Service(plan, [on_batch], [lock], RecordedDecisions(checkpoint, reporter.info))
         if not once:
             _follow_roster_files(config, plan, query, reporter, running)
+            if config.input.format == "avro" and config.avro.registry:
+                running.enter_context(UnknownSchemasPoller(query, reporter.info))
         Supervisor(query, signals, status, reporter.warning).run(once)
 
 
@@ -110,7 +114,7 @@ def _follow_roster_files(
         return
 
     def restart_with(rules: WatermarkRules) -> None:
-        query.restart_with(replace(plan, rules=replace(plan.rules, watermark=rules)))
+        query.restart_with(lambda now: replace(now, rules=replace(now.rules, watermark=rules)))
 
     running.enter_context(
         RosterPoller(config.watermark, plan.rules.watermark, restart_with, reporter.info, reporter.warning)
