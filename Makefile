@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose classes images docs lint types bench fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose classes images docs lint types bench bench-quick peers fuzz schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -19,7 +19,10 @@ help:
 	@echo "                   engine it starts one as root on Debian (installs docker.io), or says why it skips"
 	@echo "make images        stand-ins for the official base images, for machines without an image registry"
 	@echo "make docs          the pages in build/site, with the tables of config keys from the code"
-	@echo "make bench         throughput and latency against stock Spark"
+	@echo "make bench         against Spark, Kafka Streams and Flink, 20 minutes; writes the performance page."
+	@echo "                   OPTIONS='--rounds 3 --systems ours streams' for more rounds, or fewer systems"
+	@echo "make bench-quick   the same with few records, 4 minutes; only prints the tables"
+	@echo "make peers         what the benchmarks need of Kafka Streams and Flink, in build/peers (needs Maven)"
 	@echo "make lint          ruff and the import contracts"
 	@echo "make types         mypy --strict"
 	@echo "make fuzz          ten minutes of random bytes for everything that reads bytes; FUZZ_SECONDS=60 for less"
@@ -77,10 +80,30 @@ lint: .venv/dev.installed
 types: .venv/dev.installed
 	$(BIN)/mypy
 
-bench: .venv/service.installed jars
-	$(BIN)/python -m benchmarks.stock
-	$(BIN)/python -m benchmarks.stock latency
-	$(BIN)/python -m benchmarks.producer
+bench: .venv/service.installed jars peers
+	$(BIN)/python -m benchmarks $(OPTIONS)
+	$(BIN)/python -m benchmarks.report --page
+
+bench-quick: .venv/service.installed jars peers
+	$(BIN)/python -m benchmarks --quick $(OPTIONS)
+
+PEERS := build/peers
+
+peers: $(PEERS)/streams/peers-1.jar $(PEERS)/python/installed
+
+$(PEERS)/streams/peers-1.jar: benchmarks/peers/pom.xml benchmarks/peers/streams/Dedup.java
+	@command -v mvn >/dev/null && command -v javac >/dev/null || { echo "Maven or a JDK is missing: install both \
+	(on Debian and Ubuntu: apt install maven openjdk-17-jdk-headless)." >&2; exit 1; }
+	mvn --quiet --batch-mode --file $< package
+	@touch $@
+
+# A virtual environment of its own: Flink pins other versions of pandas and pyarrow.
+$(PEERS)/python/installed: benchmarks/peers/requirements.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it with its venv module \
+	(on Debian and Ubuntu: apt install python3.11 python3.11-venv)." >&2; exit 1; }
+	$(PYTHON) -m venv $(PEERS)/python
+	$(PEERS)/python/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@
 
 # What it finds is kept in tests/fuzz/cases and is a failing test from then on.
 fuzz: FUZZ_SECONDS ?= 600

@@ -36,7 +36,7 @@ from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.stock import Batches, rows_of
+from benchmarks.batches import Batches, rows_of
 from replayfilter.demo.kafka_io import create_topic
 from replayfilter.demo.stream import OUTPUTS
 from replayfilter.devbroker import DevBroker

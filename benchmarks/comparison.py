@@ -1,0 +1,269 @@
+"""One run of one system: it starts, reads a backlog, then follows a live stream at several rates.
+
+Everything is seen from outside, in the same way for all systems: what a read_committed reader can read in
+the topic of unique records, and what /proc says of the process tree. After the run all unique records are
+read and compared with what the generator knows.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer
+from benchmarks.processes import cpu_seconds, memory_bytes, stop
+from benchmarks.systems import Job, System
+from replayfilter.demo.kafka_io import create_topic
+from replayfilter.devbroker import DevBroker
+from replayfilter.kafka.admin import Cluster
+
+SAMPLE_S = 0.25
+QUIET_S = 3.0  # the backlog is done when so long nothing was added
+LIMIT_S = 600.0
+ARRIVAL_LIMIT_S = 60.0  # a record that needs longer counts as lost
+WARM_UP = 1 / 3  # of the backlog, since Java compiles
+LIVE_WARM_UP = 0.25  # of the seconds of a rate
+
+
+class Sample(NamedTuple):
+    """What is known at one moment of a run; ``offsets`` is the sum of the output's end offsets."""
+
+    at: float
+    offsets: int
+    cpu_s: float
+    broker_cpu_s: float
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live phase: percentiles of milliseconds from the producer to the reader, and cores in use."""
+
+    rate: int
+    p50: float
+    p95: float
+    p99: float
+    cores: float
+    broker_cores: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run. ``error`` says what is wrong with its output; empty if it is exactly right."""
+
+    system: str
+    partitions: int
+    start_s: float | None
+    records_per_s: float
+    cpu_per_million: float
+    broker_cpu_per_million: float
+    memory_mb: float
+    state_bytes_per_key: float
+    live: list[Live]
+    error: str
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Result:
+        return cls(**{**found, "live": [Live(**live) for live in found["live"]]})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Run:
+    """A started system between its topics."""
+
+    def __init__(self, system: System, job: Job, broker: DevBroker) -> None:
+        self.job = job
+        self._system, self._broker = system, broker
+        self._cluster = Cluster(broker.bootstrap)
+        self._outputs = [(job.output, number) for number in range(job.partitions)]
+        self.peak = 0
+        self.started_at = time.monotonic()
+        self._log = (job.folder / "log").open("wb")
+        environment = {**os.environ, **system.environment}
+        self.process = subprocess.Popen(
+            system.command(job), env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+        )
+
+    def sample(self) -> Sample:
+        """Measure now. Raises RuntimeError if the system has ended."""
+        if self.process.poll() is not None:
+            tail = (self.job.folder / "log").read_text("utf-8", "replace")[-3000:]
+            raise RuntimeError(f"{self._system.label} ended with code {self.process.returncode}:\n{tail}")
+        self.peak = max(self.peak, memory_bytes(self.process.pid))
+        offsets = sum(self._cluster.end_offsets(self._outputs).values())
+        assert self._broker.pid is not None
+        return Sample(time.monotonic(), offsets, cpu_seconds(self.process.pid), cpu_seconds(self._broker.pid))
+
+    def await_backlog(self, expected: int) -> list[Sample]:
+        """Samples until at least ``expected`` records are visible and no more are added."""
+        samples = [self.sample()]
+        while True:
+            time.sleep(SAMPLE_S)
+            samples.append(self.sample())
+            last = samples[-1]
+            changed_at = next(each.at for each in samples if each.offsets == last.offsets)
+            if last.offsets >= expected and last.at - changed_at >= QUIET_S:
+                return samples
+            if last.at - samples[0].at > LIMIT_S:
+                raise RuntimeError(
+                    f"{self._system.label} has written {last.offsets:,} of {expected:,} records after "
+                    f"{LIMIT_S:.0f} s"
+                )
+
+    def follow(self, writer: Writer, orders: Orders, rate: int, seconds: float) -> Live:
+        """Write orders at a steady rate, and measure until the reader has them all."""
+        delays, goal = [], orders.unique if self._system.keeps == "first copies" else orders.records
+        counted_from = int((time.time() + seconds * LIVE_WARM_UP) * 1e6)
+        with _reader(self.job.bootstrap, self._cluster.end_offsets(self._outputs)) as reader:
+            before, written, arrived = self.sample(), 0, 0
+            started, total = time.monotonic(), int(rate * seconds)
+            after, due_at = before, started
+            while True:
+                due = min(total, int((time.monotonic() - started) * rate))
+                for _ in range(due - written):
+                    writer.write(orders.next(int(time.time() * 1000)))
+                if written < due == total:
+                    after = self.sample()
+                    due_at = time.monotonic()
+                    made = orders.unique if self._system.keeps == "first copies" else orders.records
+                    goal = made - goal
+                written = due
+                writer.poll()
+                for message in reader.consume(1_000, 0.005):
+                    sent = int((message.value() or b"")[SENT_US])
+                    arrived += 1
+                    if sent >= counted_from:
+                        delays.append(time.time_ns() / 1e6 - sent / 1e3)
+                if written == total and arrived >= goal:
+                    break
+                if written == total and time.monotonic() - due_at > ARRIVAL_LIMIT_S:
+                    delays += [ARRIVAL_LIMIT_S * 1e3] * (goal - arrived)
+                    break
+        cuts = statistics.quantiles(delays, n=100)
+        elapsed = after.at - before.at
+        return Live(rate, cuts[49], cuts[94], cuts[98], (after.cpu_s - before.cpu_s) / elapsed,
+                    (after.broker_cpu_s - before.broker_cpu_s) / elapsed)  # fmt: skip
+
+    def stop(self) -> None:
+        stop(self.process)
+        self._log.close()
+
+
+def measure(
+    broker: DevBroker, name: str, system: System, backlog: Backlog, batch_records: int,
+    rates: Sequence[int], seconds: float, start: bool,
+) -> Result:  # fmt: skip
+    """Run a system once. ``start``: also measure the start on its own, with a nearly empty topic."""
+    start_s = _measure_start(broker, name, system, backlog) if start else None
+    with _job(broker, name, system, backlog.orders.partitions, batch_records) as job:
+        orders, writer = copy.deepcopy(backlog.orders), Writer(job.bootstrap, job.input, 20)
+        for number, order in enumerate(backlog):
+            writer.write(order)
+            if number % 1_000 == 0:
+                writer.poll()
+        writer.flush()
+        run = Run(system, job, broker)
+        try:
+            firsts = system.keeps == "first copies"
+            samples = run.await_backlog(orders.unique if firsts else orders.records)
+            figures = figures_of(samples, orders.records)
+            writer = Writer(job.bootstrap, job.input, 1)
+            live = [run.follow(writer, orders, rate, seconds) for rate in rates]
+            writer.flush()
+            run.sample()
+        finally:
+            run.stop()
+        expected = orders.unique if firsts else orders.records
+        error = check(job, expected, orders.unique)
+        state = system.state_bytes(job.folder) / orders.unique
+    return Result(name, job.partitions, start_s, *figures, run.peak / 1e6, state, live, error)
+
+
+def figures_of(samples: Sequence[Sample], records: int) -> tuple[float, float, float]:
+    """Records per second, CPU seconds per million, and those of the broker, after the warm-up.
+
+    Output offsets stand for the share of the input that is done: with transactions they also count markers,
+    so they are compared only with each other. A system that works in batches is measured from the end of a
+    batch to the end of a batch.
+    """
+    total = samples[-1].offsets
+    first = next(each for each in samples if each.offsets >= total * WARM_UP)
+    last = next(each for each in samples if each.offsets == total)
+    done = records * (last.offsets - first.offsets) / total
+    if not done:
+        raise RuntimeError("the whole backlog became visible at once: use smaller batches or more records")
+    millions = done / 1e6
+    return (done / (last.at - first.at), (last.cpu_s - first.cpu_s) / millions,
+            (last.broker_cpu_s - first.broker_cpu_s) / millions)  # fmt: skip
+
+
+def check(job: Job, records: int, unique: int) -> str:
+    """Read all unique records; what is wrong with them, or nothing."""
+    ids: set[bytes] = set()
+    found = 0
+    ends = {(job.output, number): 0 for number in range(job.partitions)}
+    with _reader(job.bootstrap, ends) as reader:
+        while messages := reader.consume(10_000, 3.0):
+            found += len(messages)
+            ids.update((message.value() or b"")[ID] for message in messages)
+    if (found, len(ids)) == (records, unique):
+        return ""
+    return f"{found:,} records of {len(ids):,} orders instead of {records:,} of {unique:,}"
+
+
+def _measure_start(broker: DevBroker, name: str, system: System, backlog: Backlog) -> float:
+    """Seconds from the start of the process until its first output is visible."""
+    with _job(broker, name, system, backlog.orders.partitions, 1_000) as job:
+        writer = Writer(job.bootstrap, job.input, 0)
+        orders = Orders(job.partitions)
+        for _ in range(1_000):
+            writer.write(orders.next(int(time.time() * 1000)))
+        writer.flush()
+        run = Run(system, job, broker)
+        try:
+            while not run.sample().offsets:
+                time.sleep(0.05)
+            return time.monotonic() - run.started_at
+        finally:
+            run.stop()
+
+
+@contextmanager
+def _job(broker: DevBroker, name: str, system: System, partitions: int, batch_records: int) -> Iterator[Job]:
+    """A new folder and new topics, which are deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="replayfilter-bench-") as folder:
+        job = Job(broker.bootstrap, f"{name}-{time.monotonic_ns()}", partitions, batch_records, Path(folder))
+        topics = [job.input, *(f"{job.name}.{output}" for output in system.outputs)]
+        for topic in topics:
+            create_topic(broker.bootstrap, topic, partitions)
+        yield job
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        made = [topic for topic in admin.list_topics(timeout=30).topics if topic.startswith(job.name)]
+        for deleted in admin.delete_topics(made).values():
+            deleted.result(30)
+
+
+@contextmanager
+def _reader(bootstrap: str, starts: dict[tuple[str, int], int]) -> Iterator[Consumer]:
+    reader = Consumer({
+        "bootstrap.servers": bootstrap, "group.id": "benchmark", "isolation.level": "read_committed",
+        "enable.auto.commit": False, "fetch.queue.backoff.ms": 1, "log_level": 3,
+    })  # fmt: skip
+    reader.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
+    try:
+        yield reader
+    finally:
+        reader.close()

@@ -1,0 +1,70 @@
+"""CPU time and memory of process trees, from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+from replayfilter.jvm.java import java
+from tests.support.service_process import descendants
+
+STOP_SECONDS = 40.0  # for a batch or a commit that is under way
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its descendants, with those that have ended."""
+    ticks = 0
+    for process in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
+            ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return ticks / _TICKS
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process and its descendants. Pages that they share count for each."""
+    pages = 0
+    for process in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * _PAGE
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process with SIGTERM, and with SIGKILL what is left of its tree after a while."""
+    below = descendants(process.pid)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    for pid in (process.pid, *below):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def machine() -> dict[str, str]:
+    """The machine and the versions of what runs on it, for the heading of a table."""
+    cpu = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+         if line.startswith("model name")), platform.machine(),
+    )  # fmt: skip
+    memory = os.sysconf("SC_PHYS_PAGES") * _PAGE / 2**30
+    java_version = subprocess.run(
+        [str(java()), "-version"], capture_output=True, text=True, check=True
+    ).stderr
+    return {
+        "cores": str(os.cpu_count()),
+        "cpu": cpu,
+        "memory": f"{memory:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "java": java_version.split('"')[1],
+        "pyspark": version("pyspark"),
+        "replayfilter": version("replayfilter"),
+    }

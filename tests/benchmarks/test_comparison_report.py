@@ -1,0 +1,102 @@
+"""What the comparison makes of its samples and results, without starting any system."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.comparison import Live, Result, Sample, figures_of
+from benchmarks.report import KEPT, MADE, PAGE, Report
+from benchmarks.systems import SYSTEMS, Job
+
+OURS = Result("ours", 4, 12.0, 150_000, 9.0, 1.0, 2_000, 24.0, [Live(1_000, 400, 700, 900, 0.5, 0.1)], "")
+STREAMS = replace(
+    OURS, system="streams", start_s=None, records_per_s=90_000, live=[Live(1_000, 150, 300, 400, 0.3, 0.2)]
+)
+COPY = replace(OURS, system="copy", records_per_s=400_000)
+
+
+def document(*runs: Result) -> dict[str, Any]:
+    names = ("cores", "cpu", "memory", "system", "java", "python", "pyspark", "peers")
+    return {
+        "date": "2026-01-01",
+        "machine": {name: name for name in names},
+        "settings": {"records": 1_000_000, "batch": 100_000, "seconds": 5.0},
+        "runs": [json.loads(json.dumps(run.to_json())) for run in runs],
+    }
+
+
+def test_throughput_counts_from_the_first_third_until_all_is_visible() -> None:
+    samples = [Sample(0, 0, 0, 0), Sample(5, 100, 10, 1), Sample(9, 400, 20, 2), Sample(14, 1_000, 50, 5),
+               Sample(17, 1_000, 51, 6)]  # fmt: skip
+    per_second, cpu, broker = figures_of(samples, 2_000_000)
+    assert per_second == 1_200_000 / 5
+    assert cpu == pytest.approx(30 / 1.2)
+    assert broker == pytest.approx(3 / 1.2)
+
+
+def test_a_backlog_that_appears_at_once_is_no_measurement() -> None:
+    with pytest.raises(RuntimeError, match="smaller batches"):
+        figures_of([Sample(0, 0, 0, 0), Sample(9, 1_000, 20, 2)], 1_000)
+
+
+def test_figures_are_medians_of_the_rounds() -> None:
+    runs = [replace(OURS, records_per_s=speed) for speed in (100, 900, 300)]
+    assert Report(document(*runs)).median("ours", 4, report.BACKLOG[0]) == 300
+
+
+def test_the_tables_hold_each_system_and_a_dash_for_what_was_not_measured() -> None:
+    catch_up, live = Report(document(OURS, STREAMS)).tables()
+    assert [row[0] for row in catch_up.rows] == ["replayfilter", "Kafka Streams, repartition"]
+    assert catch_up.rows[0][1:] == ["150,000", "9.0", "1.0", "2,000", "24.0", "12.0"]
+    assert catch_up.rows[1][-1] == "–"  # noqa: RUF001  # the dash of the table
+    assert live.rows[1][1:] == ["150", "300", "400", "0.30", "0.20"]
+
+
+def test_where_peers_are_better_is_said_but_a_copy_is_no_peer() -> None:
+    losses = Report(document(OURS, STREAMS, COPY)).losses()
+    assert (
+        losses[0] == "1,000 records per second, 4 partitions, median, ms: 400; Kafka Streams, repartition 150"
+    )
+    assert not [each for each in losses if "copy" in each or "Catch-up" in each]
+
+
+def test_a_wrong_output_is_shown_on_the_page_and_in_the_terminal() -> None:
+    wrong = Report(document(replace(OURS, error="9 records of 8 orders instead of 8 of 8")))
+    assert "9 records of 8 orders" in report.markdown(wrong)
+    console = Console(record=True, width=160)
+    report.show(console, wrong)
+    assert "9 records of 8 orders" in console.export_text()
+
+
+def test_the_page_is_written_between_its_marks() -> None:
+    made = Report(document(OURS, STREAMS))
+    text = report.page(PAGE.read_text("utf-8"), made)
+    assert report.page(text, made) == text
+    assert text.count("| replayfilter |") == 3
+    with pytest.raises(ValueError, match="no marks"):
+        report.page("# Performance\n", made)
+
+
+@pytest.mark.skipif(not KEPT.exists(), reason="no results are kept: `make bench` keeps them")
+def test_the_page_shows_the_kept_results() -> None:
+    found = MADE.search(text := PAGE.read_text("utf-8"))
+    assert found
+    assert report.page(text, Report(json.loads(KEPT.read_text()))) == text, (
+        "python -m benchmarks.report --page"
+    )
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_each_system_says_how_it_is_started(name: str, tmp_path: Path) -> None:
+    command = SYSTEMS[name].command(Job("host:1", "run", 4, 1_000, tmp_path))
+    text = " ".join(command) + "".join(file.read_text() for file in tmp_path.iterdir())
+    assert "host:1" in text
+    assert "run.input" in text
+    assert "run.unique" in text

@@ -1,0 +1,37 @@
+"""Every system of the comparison, started for real: its output has each order exactly once.
+
+Only where `make peers` has built the peers, because this takes minutes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.comparison import measure
+from benchmarks.orders import Backlog
+from benchmarks.systems import PYTHON, SYSTEMS
+from replayfilter.devbroker import DevBroker
+
+RECORDS = 100_000
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs the peers: `make peers` builds them"),
+]
+
+
+@pytest.fixture(scope="module")
+def backlog() -> Backlog:
+    return Backlog(RECORDS, 4)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_order_is_written_once(name: str, backlog: Backlog, broker: DevBroker) -> None:
+    found = measure(broker, name, SYSTEMS[name], backlog, RECORDS // 8, [2_000], 3, start=False)
+    assert found.error == ""
+    assert found.records_per_s > 0
+    assert found.memory_mb > 100
+    assert found.state_bytes_per_key > 5 or name == "copy"
+    assert 0 < found.live[0].p50 < found.live[0].p99
