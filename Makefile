@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose classes images docs lint types bench bench-quick peers fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose classes images docs lint types bench bench-quick bench-guard peers fuzz schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -22,6 +22,7 @@ help:
 	@echo "make bench         against Spark, Kafka Streams and Flink, 20 minutes; writes the performance page."
 	@echo "                   OPTIONS='--rounds 3 --systems ours streams' for more rounds, or fewer systems"
 	@echo "make bench-quick   the same with few records, 4 minutes; only prints the tables"
+	@echo "make bench-guard   CPU of the core's hot paths, and what has changed since benchmarks/guard.json"
 	@echo "make peers         what the benchmarks need of Kafka Streams and Flink, in build/peers (needs Maven)"
 	@echo "make lint          ruff and the import contracts"
 	@echo "make types         mypy --strict"
@@ -86,6 +87,9 @@ bench: .venv/service.installed jars peers
 
 bench-quick: .venv/service.installed jars peers
 	$(BIN)/python -m benchmarks --quick $(OPTIONS)
+
+bench-guard: .venv/dev.installed
+	$(BIN)/python -m benchmarks.guard $(OPTIONS)
 
 PEERS := build/peers
 
