@@ -38,7 +38,7 @@ def calibrate() -> None:
 
 
 def measure(paths: Mapping[str, HotPath], rounds: int = ROUNDS) -> dict[str, float]:
-    """The cost of each path per million records, in runs of the calibration loop; under ``""`` its seconds."""
+    """Each path's cost per million records, in runs of the calibration loop; under ``""`` its seconds."""
     best: dict[str, float] = {}
     for _ in range(rounds):
         best[""] = min(best.get("", 1e9), cpu_seconds(calibrate))
