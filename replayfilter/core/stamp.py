@@ -156,7 +156,7 @@ def stamps_from_wire(joined: bytes | memoryview, valid: NDArray[np.bool_]) -> St
 
 
 def stamp_keys(
-    pid: int,
+    pid: NDArray[np.int64] | int,
     partitions: NDArray[np.integer] | Sequence[int] | int,
     offsets: NDArray[np.integer] | Sequence[int],
 ) -> NDArray[np.void]:

@@ -146,6 +146,7 @@ class LaneWriter:
             outputs[route] = output
         for route in REASON_OF_ROUTE:
             outputs[route] = outputs[Route.ERROR]
+        self._outputs = outputs
         self._topics = np.array([output.topic for output in outputs], dtype=object)
         self._partitions = np.array([output.partitions for output in outputs])
         self._is_written = np.array([bool(output.topic) for output in outputs])
@@ -191,7 +192,7 @@ class LaneWriter:
             codes, records = codes[written], records.filter(pa.array(written))
         offsets = records.column("offset").to_numpy()
         if settings.output_key == "stamp":
-            keys = stamp_keys(settings.pids[chunk.topic], chunk.partition, offsets).tolist()
+            keys = stamp_keys(self._pids(chunk.topic)[codes], chunk.partition, offsets).tolist()
         else:
             keys = records.column("key").to_pylist()
         headers = output_headers(records, codes)
@@ -209,6 +210,11 @@ class LaneWriter:
                 headers=headers,
             )
         )
+
+    def _pids(self, input_topic: str) -> NDArray[np.int64]:
+        """The pid of each route's output, for records of an input topic."""
+        pids = self._settings.output_pids
+        return np.array([pids[to.topic][input_topic] if to.topic else 0 for to in self._outputs], np.int64)
 
     def _count(self, codes: NDArray[np.uint8], records: pa.RecordBatch) -> None:
         found = np.bincount(codes, minlength=len(Route)).tolist()

@@ -1,4 +1,4 @@
-"""Numbers that must not change as long as a checkpoint lives: ids of shards and lanes, pids of outputs.
+"""Numbers that must not change as long as a checkpoint lives: ids of shards and lanes; and the outputs' pids.
 
 Spark puts a row into partition ``pmod(hash(id), n)``. The ids are chosen so that each one gets a partition of
 its own; with the ids 0, 1, 2, ... some partitions would get two shards and others none.
@@ -6,11 +6,13 @@ its own; with the ids 0, 1, 2, ... some partitions would get two shards and othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import xxhash
 
 from replayfilter.core.stamp import producer_id
+from replayfilter.kafka.admin import Topic
 
 SPARK_SEED = 42  # of Spark's hash() and of its hash partitioning
 _U32 = 0xFFFF_FFFF
@@ -56,6 +58,20 @@ def assigned_index(topic: str, partition: int, count: int) -> int:
     return (xxhash.xxh3_64_intdigest(topic.encode()) + partition) % count
 
 
-def output_pid(cluster_id: str, topic_id: str, service: str) -> int:
-    """The pid in the stamps that ``service`` writes on records of an input topic."""
-    return producer_id(cluster_id, topic_id, service)
+def output_pid(cluster_id: str, input_id: str, service: str, output: Topic) -> int:
+    """The pid in the stamps of ``service`` on records of an input topic, given by its id, in an output topic.
+
+    A reader of two outputs may see their records in any order, and so may a reader of a topic that got more
+    partitions: *input partition % count* moves. Each output and each count is therefore a source of its own.
+    """
+    return producer_id(cluster_id, input_id, service, output.id, str(output.partitions))
+
+
+def output_pids(
+    cluster_id: str, service: str, input_ids: Mapping[str, str], outputs: Mapping[str, Topic]
+) -> dict[str, dict[str, int]]:
+    """The pid of each output topic and input topic, by their names."""
+    return {
+        name: {topic: output_pid(cluster_id, id_, service, output) for topic, id_ in input_ids.items()}
+        for name, output in outputs.items()
+    }

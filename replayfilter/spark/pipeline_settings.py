@@ -54,7 +54,8 @@ class PipelineSettings:
     Output:
 
     - ``outputs``: the output of each route. Without one for REPLAY, replays are dropped.
-    - ``output_key``: "stamp" or "preserve". ``pids``: by input topic, the pid of this service's own stamps.
+    - ``output_key``: "stamp" or "preserve". ``output_pids``: by output topic and input topic, the pid of this
+      service's own stamps.
 
     Limits:
 
@@ -70,7 +71,7 @@ class PipelineSettings:
     keys: KeySpec
     rules: Rules
     outputs: Mapping[Route, Output]
-    pids: Mapping[str, int]
+    output_pids: Mapping[str, Mapping[str, int]]
     shards: int
     lanes: int
     master: str = "local[*]"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.expiry import aged, latest_points
@@ -17,6 +18,8 @@ from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, Rules
 from replayfilter.core.stamp import Stamp, Stamps, murmur2_64a, parse_stamps, producer_id, stamp_keys
+from replayfilter.kafka.admin import Topic
+from replayfilter.spark.partitioning import output_pid
 from tests.support.core_run import CoreRun
 from tests.support.paths import ROOT
 from tests.support.reference import Model, Position, Record, Source
@@ -70,6 +73,21 @@ def test_pid_of_sqe(vector: dict[str, Any]) -> None:
     assert murmur2_64a("".join(vector["parts"]).encode(), SQE_SEED) == unsigned
     assert producer_id(*vector["parts"], scheme="sqe") % 2**64 == unsigned
     assert -(2**63) <= producer_id(*vector["parts"], scheme="sqe") < 2**63
+
+
+@pytest.mark.parametrize("vector", vectors("pids", "xxh3"), ids=lambda v: "-".join(v["parts"]))
+def test_pid(vector: dict[str, Any]) -> None:
+    """With another pid, the replays of every job would pass once."""
+    assert producer_id(*vector["parts"]) == vector["pid"]
+    digest = xxhash.xxh3_64_digest(bytes.fromhex(vector["hashed"]))
+    assert int.from_bytes(digest, "big", signed=True) == vector["pid"]
+
+
+@pytest.mark.parametrize("vector", vectors("pids", "output"), ids=lambda v: str(v["pid"]))
+def test_pid_of_an_output(vector: dict[str, Any]) -> None:
+    output = Topic(vector["output_topic_id"], vector["output_partitions"])
+    found = output_pid(vector["cluster_id"], vector["input_topic_id"], vector["service"], output)
+    assert found == vector["pid"]
 
 
 @pytest.mark.parametrize("case", vectors("replay", "cases"), ids=lambda c: str(c["offsets"]))

@@ -30,7 +30,7 @@ def test_one_error_has_the_unknown_ids_of_all_chunks() -> None:
         registry.add(1, SCHEMA)
         spec = AvroSpec("confluent", registry.url, tuple(FAST_RETRIES.items()))
         settings = PipelineSettings(
-            service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={}, pids={}, shards=1,
+            service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={}, output_pids={}, shards=1,
             lanes=1, keys=KeySpec("avro", ("id",), None, "ms", spec), stamp="none", rules=Rules(replay=False),
         )  # fmt: skip
         chunks = [chunk_of(partition, ids) for partition, ids in enumerate([[7, 1], [9, 7], [8]])]

@@ -24,7 +24,8 @@ NOW_MS = NOW_US // 1_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 SETTINGS = PipelineSettings(
-    service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={}, pids={}, shards=3, lanes=3,
+    service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={}, output_pids={},
+    shards=3, lanes=3,
     keys=KeySpec("json", ("id",), "ts", "ms", origin="host", time="ts", time_unit="ms"), stamp="none",
     rules=Rules(replay=False, clock=Clock.WATERMARK, watermark=WatermarkRules(("a", "b"))),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from replayfilter.spark.rows import PAYLOAD, ChunkId, Payload, ShardReport, rout
 
 SETTINGS = PipelineSettings(
     service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={Route.UNIQUE: Output("u", 3)},
-    pids={"t": 7}, shards=1, lanes=1, keys=KeySpec("raw", ("@value",), None, "ms"),
+    output_pids={"u": {"t": 7}}, shards=1, lanes=1, keys=KeySpec("raw", ("@value",), None, "ms"),
     rules=Rules(replay=False, clock=Clock.NONE),
 )  # fmt: skip
 CHUNK = ChunkId("t", 0, 5)

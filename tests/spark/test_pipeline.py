@@ -59,7 +59,7 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
     assert {row.partition for row in found} == {2}
     assert {row.timestamp_ms for row in found} == {1_700_000_000_000}
     assert found[0].headers == headers
-    (pid,) = pipeline.settings.pids.values()
+    pid = pipeline.settings.output_pids["every.unique"]["every"]
     assert [row.key for row in found] == [Stamp(pid, 2, offset).to_bytes() for offset in (0, 8, 9, 10)]
     assert pipeline.values(Route.DUPLICATE) == [order(1, NOW)]
     assert pipeline.values(Route.EXPIRED) == [order(2, NOW - HOUR)]

@@ -74,7 +74,7 @@ from replayfilter.spark.pipeline_settings import PipelineSettings
 settings = PipelineSettings(
     service="lost", checkpoint="", bootstrap="127.0.0.1:1", topics=("t",),
     keys=KeySpec("raw", (), None, "ms"),
-    rules=Rules(dedup=False), outputs={}, pids={}, shards=1, lanes=1, master="local[1]",
+    rules=Rules(dedup=False), outputs={}, output_pids={}, shards=1, lanes=1, master="local[1]",
 )
 query.batch_limit = lambda settings: 1_000
 start_session(settings)

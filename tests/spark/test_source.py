@@ -39,8 +39,9 @@ class Input:
         self.bootstrap = bootstrap
         self.topic = new_topic(bootstrap, name, partitions, **config)
         self.settings = PipelineSettings(
-            service=self.topic, checkpoint="", bootstrap=bootstrap, topics=(self.topic,), outputs={}, pids={},
-            keys=KeySpec("raw", (), None, "ms"), rules=Rules(replay=False, dedup=False), stamp="none",
+            service=self.topic, checkpoint="", bootstrap=bootstrap, topics=(self.topic,), outputs={},
+            output_pids={}, keys=KeySpec("raw", (), None, "ms"),
+            rules=Rules(replay=False, dedup=False), stamp="none",
             shards=1, lanes=1,
         )  # fmt: skip
         self.end: dict[str, Any] = {}  # of the last batch, as Spark's offset log has it

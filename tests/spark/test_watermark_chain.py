@@ -13,7 +13,6 @@ from replayfilter.core.rules import Rules
 from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, WatermarkRules
 from replayfilter.formats import KeySpec
 from replayfilter.service.monitor.batch import read_batch
-from replayfilter.spark.partitioning import output_pid
 from tests.support.pipelines import Pipeline, record
 
 pytestmark = pytest.mark.spark
@@ -72,7 +71,7 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
 
     topic = first.topic_of(Route.UNIQUE)
     chained = Pipeline(
-        bootstrap, tmp_path, "marked2", topics=(topic,), pids={topic: output_pid("c", "t", "marked2")},
+        bootstrap, tmp_path, "marked2", topics=(topic,),
         rules=Rules(
             period=100 * HOUR_MS, span=HOUR_MS, watermark=WatermarkRules(None, partitions={topic: 2})
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+from replayfilter.kafka.admin import Topic
 from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.checkpoint import identity_of
 from replayfilter.service.runtime.plan import pipeline_settings_of
@@ -22,5 +23,7 @@ def settings_with(**sections: dict[str, Any]) -> PipelineSettings:
         data.setdefault(section, {}).update(keys)
     config = config_from(data)
     identity = identity_of(config, "cluster", {"orders": "id"}, cores=3, kept=None)
-    partitions = dict.fromkeys([*config.input.topics, *config.output_topics().values()], 5)
-    return pipeline_settings_of(config, Findings([], identity=identity, partitions=partitions))
+    topics = {
+        name: Topic(f"id of {name}", 5) for name in [*config.input.topics, *config.output_topics().values()]
+    }
+    return pipeline_settings_of(config, Findings([], identity=identity, topics=topics))

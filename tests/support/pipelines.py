@@ -19,7 +19,7 @@ from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
 from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder
 from replayfilter.service.runtime.decisions import RecordedDecisions
-from replayfilter.spark.partitioning import output_pid
+from replayfilter.spark.partitioning import output_pids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.query import Service
 from replayfilter.spark.session import start_session
@@ -33,8 +33,11 @@ class Pipeline:
     def __init__(self, bootstrap: str, folder: Path, name: str, partitions: int = 2, **settings: Any) -> None:
         self.bootstrap, self.name = bootstrap, name
         cluster = Cluster(bootstrap)
-        cluster.create(dict.fromkeys((name, *map(self.topic_of, (*OUTPUTS, Route.REPLAY))), partitions))
-        pids = {name: output_pid(cluster.id, cluster.topics([name])[name].id, name)}
+        output_topics = [self.topic_of(route) for route in (*OUTPUTS, Route.REPLAY)]
+        cluster.create(dict.fromkeys((name, *output_topics), partitions))
+        topics = settings.get("topics", (name,))
+        input_ids = {topic: found.id for topic, found in cluster.topics(topics).items()}
+        found = cluster.topics(output_topics)
         defaults: dict[str, Any] = {
             "service": name,
             "checkpoint": str(folder / name / SPARK),
@@ -42,8 +45,10 @@ class Pipeline:
             "topics": (name,),
             "keys": KeySpec("json", ("id",), "ts", "ms"),
             "rules": Rules(period=3_600_000, span=300_000),
-            "outputs": {route: Output(self.topic_of(route), partitions) for route in OUTPUTS},
-            "pids": pids,
+            "outputs": {
+                route: Output(topic := self.topic_of(route), found[topic].partitions) for route in OUTPUTS
+            },
+            "output_pids": output_pids(cluster.id, name, input_ids, found),
             "shards": 2,
             "lanes": 2,
             "master": "local[2]",

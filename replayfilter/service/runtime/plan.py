@@ -13,7 +13,7 @@ from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import SPARK, local_folder
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.runtime.roster_poller import watermark_rules
-from replayfilter.spark.partitioning import output_pid
+from replayfilter.spark.partitioning import output_pids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 
 _ROUTES = {
@@ -35,7 +35,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
     # With "file:", Spark doesn't resolve the path against fs.defaultFS.
     checkpoint = service.checkpoint.rstrip("/") if folder is None else f"file:{folder}"
     outputs = {
-        route: Output(topic, findings.partitions[topic])
+        route: Output(topic, findings.topics[topic].partitions)
         for path, topic in config.output_topics().items()
         for route in _ROUTES[path]
     }
@@ -75,10 +75,12 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         max_future_us=dedup.max_future,
         outputs=outputs,
         output_key=config.output.key,
-        pids={
-            topic: output_pid(identity.cluster_id, id_, service.name)
-            for topic, id_ in identity.topic_ids.items()
-        },
+        output_pids=output_pids(
+            identity.cluster_id,
+            service.name,
+            identity.topic_ids,
+            {topic: findings.topics[topic] for topic in config.output_topics().values()},
+        ),
         shards=identity.shards,
         lanes=identity.lanes,
         master=service.master,
@@ -90,7 +92,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
 
 def _watermark(config: Config, findings: Findings) -> WatermarkRules:
     """What the watermark waits for: the current roster, or each partition of the input topics."""
-    partitions = {topic: findings.partitions[topic] for topic in config.input.topics}
+    partitions = {topic: findings.topics[topic].partitions for topic in config.input.topics}
     return watermark_rules(config.watermark, partitions)
 
 

@@ -36,14 +36,14 @@ READ_LIMIT_S = 20.0
 class Findings:
     """The result of the checks. Without ``errors`` the service may start with ``identity``.
 
-    ``partitions``: the partition count of every topic. ``starting``: the offsets to start at, if the
+    ``topics``: every topic of the config, by name. ``starting``: the offsets to start at, if the
     committed ones replace a lost checkpoint.
     """
 
     errors: list[str]
     warnings: list[str] = field(default_factory=list)
     identity: Identity | None = None
-    partitions: dict[str, int] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
     starting: Offsets | None = None
 
 
@@ -95,8 +95,7 @@ def inspect(config: Config, from_committed: bool) -> Findings:
             errors.append(_checkpoint_lost(config, committed))
     except (BrokerError, CheckpointError) as error:
         errors.append(str(error))
-    partitions = {name: topic.partitions for name, topic in topics.items()}
-    return Findings(errors, warnings, identity, partitions, starting)
+    return Findings(errors, warnings, identity, topics, starting)
 
 
 def core_count(master: str) -> int:

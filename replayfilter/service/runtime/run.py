@@ -85,7 +85,8 @@ def _start_monitoring(
 
     server = running.enter_context(StatusServer(status, config.http.bind, config.http.port))
     finished = _finished_offsets(checkpoint)
-    running.enter_context(LagPoller(plan, findings.partitions, status, finished, reporter.warning))
+    partitions = {name: topic.partitions for name, topic in findings.topics.items()}
+    running.enter_context(LagPoller(plan, partitions, status, finished, reporter.warning))
     if (folder := local_folder(config.service.checkpoint)) is not None:
         running.enter_context(StoragePoller(folder / SPARK, status.set_storage))
     reporter.info(f"status page and metrics: http://{config.http.host}:{server.port}/")

@@ -9,13 +9,13 @@ record that is in no output must be a replay. Whether it is one is decided again
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import gcd
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import xxhash
@@ -26,7 +26,7 @@ from rich.table import Table
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import ReplayFilter
-from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp
+from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp, producer_id
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.chunk import FIRST_MS, Headers
@@ -55,11 +55,22 @@ EXPLANATIONS = {
     RecordError.LOST: "are in no output and are not replays",
     RecordError.TWICE: "are in the outputs more than once",
     RecordError.CHANGED: "have another value or timestamp than in the input",
-    RecordError.MISPLACED: "are in the wrong partition: it must be input partition % partition count",
+    RecordError.MISPLACED: "are in the wrong partition: it must be input partition % count",
     RecordError.DISORDERED: "come after a later record of the same input partition",
     RecordError.UNKNOWN: "name an input record that does not exist",
-    RecordError.FOREIGN: "have no stamp of this service",
+    RecordError.FOREIGN: "have no stamp of this service for this topic",
 }
+
+
+class Writing(NamedTuple):
+    """What a pid of the service says of a record: input topic, output topic, and partitions of the latter.
+
+    Pids of version 0.1.0 say only the input topic.
+    """
+
+    input_topic: str
+    output_topic: str | None = None
+    partitions: int | None = None
 
 
 @dataclass(slots=True)
@@ -151,8 +162,7 @@ class Verifier:
         if missing:
             raise BrokerError(f"there is no topic {', '.join(sorted(missing))}; correct the config")
         self._input = self._partitions(config.input.topics)
-        ids = {topic: self._topics[topic].id for topic in config.input.topics}
-        self._pids = {output_pid(self._cluster.id, id_, config.service.name): t for t, id_ in ids.items()}
+        self._pids = self._own_pids()
 
     def check(self) -> Report:
         """Read and compare everything."""
@@ -169,6 +179,19 @@ class Verifier:
         compare = self._compare_contents if self.config.output.key == "preserve" else self._compare_stamps
         compare(report, committed)
         return report
+
+    def _own_pids(self) -> dict[int, Writing]:
+        """All pids that the service may have had: the outputs may have had fewer partitions."""
+        cluster_id, service = self._cluster.id, self.config.service.name
+        pids = {}
+        for name in self.config.input.topics:
+            id_ = self._topics[name].id
+            pids[producer_id(cluster_id, id_, service)] = Writing(name)
+            for output in self.config.output_topics().values():
+                for count in range(1, self._topics[output].partitions + 1):
+                    then = self._topics[output]._replace(partitions=count)
+                    pids[output_pid(cluster_id, id_, service, then)] = Writing(name, output, count)
+        return pids
 
     def _begins(self) -> dict[InputPartition, int]:
         """The first offset to compare: the first in the topic, or the service's first if it began later."""
@@ -203,17 +226,20 @@ class Verifier:
             topic, number = output_partition = partition_of(message)
             where = f"{topic}-{number} offset {message.offset()}"
             stamp = Stamp.from_bytes(message.key())
-            if stamp is None or stamp.pid not in self._pids:
+            written = self._pids.get(stamp.pid) if stamp else None
+            if stamp is None or written is None or written.output_topic not in (None, topic):
                 report.add_error(RecordError.FOREIGN, where)
                 continue
-            input_partition = self._pids[stamp.pid], stamp.partition
+            input_partition = written.input_topic, stamp.partition
             partition = report.partitions.get(input_partition)
             if partition is None:
                 report.add_error(RecordError.UNKNOWN, where)
                 continue
             if not partition.begin <= stamp.offset < committed.get(input_partition, 0):
                 continue  # no longer in the input, or delivered after the committed offsets were read
-            if stamp.partition % self._topics[topic].partitions != number:
+            now = self._topics[topic].partitions
+            counts = [written.partitions] if written.partitions else range(1, now + 1)
+            if all(stamp.partition % count != number for count in counts):
                 report.add_error(RecordError.MISPLACED, where)
             if last.get((output_partition, input_partition), -1) > stamp.offset:
                 report.add_error(RecordError.DISORDERED, where)
@@ -237,7 +263,7 @@ class Verifier:
         """
         outputs = self.config.output_topics().values()
         groups = gcd(*(self._topics[topic].partitions for topic in outputs))
-        unmatched: dict[int, Counter[int]] = {number: Counter() for number in range(groups)}
+        unmatched: defaultdict[int, Counter[int]] = defaultdict(Counter)
         first_of_group: dict[int, PartitionReport] = {}  # counts the deliveries of the whole group
         for (_topic, number), partition in report.partitions.items():
             unmatched[number % groups].update(partition.digests)
@@ -248,7 +274,8 @@ class Verifier:
             counts[digest] -= 1
             if counts[digest] < 0:
                 report.add_error(RecordError.UNKNOWN, f"{topic}-{number} offset {message.offset()}")
-            first_of_group[number % groups].delivered[key] += 1
+            if (first := first_of_group.get(number % groups)) is not None:
+                first.delivered[key] += 1
         for (_topic, number), partition in report.partitions.items():
             counts = unmatched[number % groups]
             for offset, digest in zip(partition.offsets, partition.digests, strict=True):

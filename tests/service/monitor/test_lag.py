@@ -39,7 +39,7 @@ def poller_on(
     name = f"lag{next(NAMES)}"
     Cluster(broker.bootstrap).create({name: partitions})
     settings = PipelineSettings(
-        service=name, checkpoint="", bootstrap=broker.bootstrap, topics=(name,), outputs={}, pids={},
+        service=name, checkpoint="", bootstrap=broker.bootstrap, topics=(name,), outputs={}, output_pids={},
         keys=KeySpec("json", ("id",), "ts", "ms"), rules=Rules(period=1, span=1), shards=1, lanes=1,
     )  # fmt: skip
     status, clock = Status(name, 120.0, {}, 5_000.0), Clock()

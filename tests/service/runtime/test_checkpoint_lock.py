@@ -30,7 +30,7 @@ from replayfilter.spark.pipeline_settings import PipelineSettings
 
 settings = PipelineSettings(
     service="lock", checkpoint="", bootstrap="", topics=(), keys=KeySpec("raw", (), None, "ms"),
-    rules=Rules(dedup=False), outputs={}, pids={}, shards=1, lanes=1, master="local[1]",
+    rules=Rules(dedup=False), outputs={}, output_pids={}, shards=1, lanes=1, master="local[1]",
 )
 with locked(pathlib.Path(sys.argv[1])) as lock:
     session = start_session(settings, [lock])

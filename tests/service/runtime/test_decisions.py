@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ SETTINGS = PipelineSettings(
     keys=KeySpec("avro", ("id",), "ts", "ms", AVRO),
     rules=Rules(watermark=WatermarkRules(("a", "b"), partitions={"orders": 3})),
     outputs={Route.UNIQUE: Output("orders.unique", 3), Route.ERROR: Output("orders.error", 1)},
-    pids={"orders": -5_000_000_000_000_000_000},
+    output_pids={"orders.unique": {"orders": -5_000_000_000_000_000_000}},
     shards=2,
     lanes=2,
 )
@@ -95,7 +96,7 @@ DECIDING = {
     ),
     "replay.topic": replace(SETTINGS, outputs={**SETTINGS.outputs, Route.REPLAY: Output("replays", 3)}),
     "no error topic": replace(SETTINGS, outputs={Route.UNIQUE: Output("orders.unique", 3)}),
-    "pids": replace(SETTINGS, pids={"orders": 6}),
+    "pids": replace(SETTINGS, output_pids={"orders.unique": {"orders": 6}}),
     "unknown": with_avro(unknown=(7,)),
     "schemas": with_avro(schemas=('"string"',)),
 }
@@ -165,6 +166,20 @@ def test_a_setting_that_a_record_lacks_is_as_it_is_now(checkpoint: Checkpoint) -
     checkpoint.plan(0)
     new = replace(SETTINGS, stamp="header")
     assert checkpoint.decisions.settings_for_start(new) == (new, False)
+
+
+def test_pids_that_a_record_has_by_input_topic_alone_are_not_used(checkpoint: Checkpoint) -> None:
+    """What was delivered of the begun batch keeps the old pid. For the rest, the pid is a new source."""
+    checkpoint.decisions.settings_for_start(SETTINGS)
+    path = checkpoint.folder / DECISIONS
+    recorded = json.loads(path.read_text())
+    del recorded["decisions"]["output_pids"]
+    recorded["decisions"]["pids"] = {"orders": 6}
+    path.write_text(json.dumps(recorded))
+    checkpoint.plan(0)
+    assert checkpoint.decisions.settings_for_start(SETTINGS) == (SETTINGS, False)
+    changed = DECIDING["period"]
+    assert checkpoint.decisions.settings_for_start(changed) == (SETTINGS, True)
 
 
 @pytest.mark.parametrize(

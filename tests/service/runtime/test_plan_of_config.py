@@ -31,7 +31,10 @@ def test_the_settings_of_the_example_config() -> None:
         Route.FUTURE: Output("orders.error", 5),
         Route.JUMP: Output("orders.error", 5),
     }
-    assert plan.pids == {"orders": producer_id("cluster", "id", "orders")}
+    assert plan.output_pids == {
+        f"orders.{route}": {"orders": producer_id("cluster", "id", "orders", f"id of orders.{route}", "5")}
+        for route in ("unique", "duplicate", "expired", "error")
+    }
     assert (plan.shards, plan.lanes) == (3, 3)
 
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rich.console import Console
 
-from replayfilter.core.stamp import Stamp
+from replayfilter.core.stamp import Stamp, producer_id
 from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
 from replayfilter.service.config.model import Config
@@ -39,7 +39,9 @@ class Output:
 class Scene:
     """New topics, an input of 50 records with replays, and the outputs that a correct service writes."""
 
-    def __init__(self, broker: DevBroker, folder: Path, key: str = "stamp") -> None:
+    def __init__(
+        self, broker: DevBroker, folder: Path, key: str = "stamp", partitions: int = PARTITIONS
+    ) -> None:
         self.name = f"verify{next(NAMES)}"
         self.bootstrap = broker.bootstrap
         topics = {route: f"{self.name}.{route}" for route in ROUTES}
@@ -51,11 +53,12 @@ class Scene:
             "output": topics | {"key": key},
         })  # fmt: skip
         cluster = Cluster(broker.bootstrap)
-        cluster.create(dict.fromkeys([self.name, *topics.values()], PARTITIONS))
-        pid = output_pid(cluster.id, cluster.topics([self.name])[self.name].id, self.name)
+        cluster.create({self.name: partitions} | dict.fromkeys(topics.values(), PARTITIONS))
+        self.cluster = cluster
+        pids = {route: self.pid(route) for route in ROUTES}
         self.outputs: list[Output] = []
         producer = Producer({"bootstrap.servers": broker.bootstrap})
-        for partition in range(PARTITIONS):
+        for partition in range(partitions):
             mark = -1
             # The source goes back twice: 0..9, 5..14, 10..14.
             for offset, source_offset in enumerate([*range(10), *range(5, 15), *range(10, 15)]):
@@ -65,16 +68,26 @@ class Scene:
                 if source_offset > mark:
                     mark = source_offset
                     route = ROUTES[source_offset % 4]
-                    out_key = Stamp(pid, partition, offset).to_bytes() if key == "stamp" else stamp
+                    out_key = Stamp(pids[route], partition, offset).to_bytes() if key == "stamp" else stamp
                     output = Output(route, partition, out_key, value, time)
                     if route == "error":
                         output.headers.append(("rf-stage", b"route"))
                     self.outputs.append(output)
         producer.flush()
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": self.name})
-        ends = [TopicPartition(self.name, partition, 25) for partition in range(PARTITIONS)]
+        ends = [TopicPartition(self.name, partition, 25) for partition in range(partitions)]
         consumer.commit(offsets=ends, asynchronous=False)
         consumer.close()
+
+    def pid(self, route: str, count: int = PARTITIONS) -> int:
+        """The pid of an output when it had this number of partitions."""
+        found = self.cluster.topics([self.name, f"{self.name}.{route}"])
+        output = found[f"{self.name}.{route}"]._replace(partitions=count)
+        return output_pid(self.cluster.id, found[self.name].id, self.name, output)
+
+    def old_pid(self) -> int:
+        """The pid that version 0.1.0 wrote to all outputs."""
+        return producer_id(self.cluster.id, self.cluster.topics([self.name])[self.name].id, self.name)
 
     def check(self) -> Report:
         """Write the outputs and verify them."""
@@ -86,6 +99,13 @@ class Scene:
             )
         producer.flush()
         return Verifier(self.config).check()
+
+
+def with_pid(output: Output, pid: int) -> bytes:
+    """The key of an output with another pid."""
+    stamp = Stamp.from_bytes(output.key)
+    assert stamp is not None
+    return stamp._replace(pid=pid).to_bytes()
 
 
 def test_right_outputs_pass_and_replays_are_counted(broker: DevBroker, tmp_path: Path) -> None:
@@ -110,7 +130,8 @@ def repeat(scene: Scene) -> None:
 
 
 def repeat_elsewhere(scene: Scene) -> None:
-    scene.outputs.append(replace(scene.outputs[-1], route="expired"))
+    last = scene.outputs[-1]
+    scene.outputs.append(replace(last, route="unique", key=with_pid(last, scene.pid("unique"))))
 
 
 def change(scene: Scene) -> None:
@@ -179,8 +200,46 @@ def test_a_decode_error_does_not_advance_the_mark_so_its_copy_must_be_delivered_
     for partition in range(PARTITIONS):
         of_partition = [output for output in scene.outputs if output.partition == partition]
         last = max(of_partition, key=lambda output: output.timestamp)
-        last.route, last.headers = "error", [("rf-stage", b"decode")]
+        last.route, last.key, last.headers = (
+            "error",
+            with_pid(last, scene.pid("error")),
+            [("rf-stage", b"decode")],
+        )
     assert dict(scene.check().errors) == {"lost": PARTITIONS}, "the copy of each is in no output"
+
+
+def test_records_of_earlier_pids_and_partition_counts_are_right(broker: DevBroker, tmp_path: Path) -> None:
+    """Version 0.1.0 had one pid for all outputs, and an output may have had fewer partitions."""
+    scene = Scene(broker, tmp_path)
+    for output in scene.outputs[:6]:
+        output.key = with_pid(output, scene.old_pid())
+    for output in scene.outputs[-6:]:
+        output.key, output.partition = with_pid(output, scene.pid(output.route, count=1)), 0
+    assert scene.check().errors == {}
+
+
+def test_a_partition_is_wrong_if_the_topic_never_had_a_count_that_gives_it(
+    broker: DevBroker, tmp_path: Path
+) -> None:
+    scene = Scene(broker, tmp_path)
+    first, last = scene.outputs[0], scene.outputs[-1]
+    first.key, first.partition = with_pid(first, scene.old_pid()), 1
+    last.key = with_pid(last, scene.pid(last.route, count=1))
+    assert dict(scene.check().errors) == {"misplaced": 2}
+
+
+def test_a_stamp_for_another_output_is_foreign(broker: DevBroker, tmp_path: Path) -> None:
+    scene = Scene(broker, tmp_path)
+    scene.outputs[3].key = with_pid(scene.outputs[3], scene.pid("unique"))
+    assert dict(scene.check().errors) == {"foreign": 1, "lost": 1}
+
+
+def test_a_foreign_record_where_no_input_partition_leads_is_reported(
+    broker: DevBroker, tmp_path: Path
+) -> None:
+    scene = Scene(broker, tmp_path, "preserve", partitions=1)
+    scene.outputs.append(Output("unique", 1, b"somebody's", b"else", 1_000_000))
+    assert dict(scene.check().errors) == {"unknown": 1}
 
 
 def test_preserved_keys_are_matched_by_content(broker: DevBroker, tmp_path: Path) -> None:
