@@ -66,7 +66,8 @@ def _stamps(first: int) -> list[bytes]:
 def _decode(chunk: InputChunk) -> None:
     settings = PipelineSettings(
         service="guard", checkpoint="guard", bootstrap="localhost:9", topics=(TOPIC,), keys=KEYS, rules=RULES,
-        outputs={Route.UNIQUE: Output("unique", 4)}, pids={TOPIC: 1}, shards=SHARDS, lanes=SHARDS,
+        outputs={Route.UNIQUE: Output("unique", 4)}, output_pids={"unique": {TOPIC: 1}},
+        shards=SHARDS, lanes=SHARDS,
     )  # fmt: skip
     for _ in decode_chunks(settings, [chunk], NOW_MS * 1_000 + 10**9):
         pass
