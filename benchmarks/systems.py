@@ -70,6 +70,7 @@ def _ours(job: Job) -> list[str]:
 name = "{job.name}"
 checkpoint = "{job.folder / "checkpoint"}"
 batch_records = {job.batch_records}
+interval = "0s"
 [kafka]
 bootstrap = "{job.bootstrap}"
 [input]
@@ -157,7 +158,7 @@ def _latest_spark_state(folder: Path) -> int:
 
 SYSTEMS: dict[str, System] = {
     "ours": System(
-        "replayfilter", "exactly once, 4 topics, order kept", "the defaults, {batch} records a batch",
+        "replayfilter", "exactly once, 4 topics, order kept", "no interval, {batch} records a batch",
         _ours, lambda folder: storage.measure(folder / "checkpoint" / "spark").latest,
         outputs=("unique", "duplicate", "expired", "error"),
     ),

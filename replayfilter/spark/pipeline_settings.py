@@ -61,6 +61,8 @@ class PipelineSettings:
 
     - ``batch_records``, ``batch_bytes``: the most records and bytes in a batch. The bytes are estimated from
       the average size of records.
+    - ``interval_us``: the shortest time between the starts of two batches. After a batch that could not take
+      all records, the next one starts at once.
     - ``cache_bytes``: the most bytes of state that a host keeps in files, for all its workers together.
     """
 
@@ -84,6 +86,7 @@ class PipelineSettings:
     output_key: str = "stamp"
     batch_records: int = 1_200_000
     batch_bytes: int = 512_000_000
+    interval_us: int = 0
     cache_bytes: int = 2_000_000_000
     mark_changes: tuple[MarkChange, ...] = ()
     log_level: str = "off"

@@ -24,7 +24,7 @@ from replayfilter.spark.pipeline import OBSERVED, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.2  # between two looks at Spark's query; each costs CPU
 OVERSIZE_RESTART_FACTOR = 2.0  # times batch_bytes; a larger batch restarts the query with fewer records
 # Of Spark's query status:
 _NO_DATA = "Waiting for data to arrive"

@@ -8,8 +8,9 @@ Spark calls two objects in two kinds of processes:
 - :func:`read_task` runs in Python workers. It reads its ranges with a consumer that the worker keeps, and
   yields frames and payloads, so that a record enters Spark only once.
 
-Spark asks for the end of the next batch again and again. The planner waits a little before it answers that
-there is nothing new, so an idle service costs little.
+Spark asks for the end of the next batch again and again, as soon as it has finished one. The planner answers
+only when the next batch is due and records have come, or that there is nothing new after a second. So a
+service that is idle, or has few records, costs little.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from replayfilter.spark.decode import decode_chunks
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
 NAME = "replayfilter"
-IDLE_WAIT_S = 0.25  # how long the planner waits for new records before it answers that there are none
+LONGEST_WAIT_S = 1.0  # before the planner answers that there is nothing new; a query stops only then
 POLL_S = 0.01  # between two requests for the ends of partitions, at first
-SLOWEST_POLL_S = 0.05  # after a while without records
+SLOWEST_POLL_S = 0.05  # after a while without records,
+SLOWEST_POLL_SHARE = 0.2  # or this share of the interval between batches, if that is longer
 PARTITIONS_CHECK_S = 30.0  # how often topics are checked for new partitions
 _START_AGAIN = "start with another service.name and service.checkpoint to read what is there now"
 
@@ -115,6 +117,9 @@ class BatchPlanner(DataSourceStreamReader):
         self._logged: dict[str, Any] = json.loads(settings.last_end) if settings.last_end else {}
         self._last = BatchEnd.from_json(self._logged)
         self._planned: dict[str, Any] | None = None  # the end of the last batch that this object planned
+        self._interval_s = self._pipeline.interval_us / 1e6 if settings.stop_at is None else 0.0
+        self._slowest_poll_s = max(SLOWEST_POLL_S, min(self._interval_s, LONGEST_WAIT_S) * SLOWEST_POLL_SHARE)
+        self._not_before = 0.0  # when the next batch may begin, in seconds of the monotonic clock
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the first batch begins. In logs of this source, that batch's own end says it."""
@@ -161,6 +166,10 @@ class BatchPlanner(DataSourceStreamReader):
         if stop_at is not None and _reached(self._last.ends, stop_at):
             return self._logged
         started, pause = time.monotonic(), POLL_S
+        if started < self._not_before:
+            time.sleep(min(self._not_before - started, LONGEST_WAIT_S))
+            if self._not_before - started > LONGEST_WAIT_S:
+                return self._logged
         while True:
             cluster = self._connect()
             found = cluster.end_offsets(self._all_partitions(cluster))
@@ -172,16 +181,17 @@ class BatchPlanner(DataSourceStreamReader):
             waited = time.monotonic() - started
             if began or any(end > starts[partition] for partition, end in found.items()):
                 return self._plan(starts, found, began, round(waited * 1e6))
-            if waited > IDLE_WAIT_S:
+            if waited > LONGEST_WAIT_S:
                 return self._logged
             time.sleep(pause)
-            pause = min(pause * 1.5, SLOWEST_POLL_S)
+            pause = min(pause * 1.5, self._slowest_poll_s)
 
     def _plan(self, starts: Ends, found: Ends, began: Ends, waited_us: int) -> dict[str, Any]:
         ends = next_ends(starts, found, self._settings.batch_records)
         behind = {
             partition: end - ends[partition] for partition, end in found.items() if end > ends[partition]
         }
+        self._not_before = 0.0 if behind else time.monotonic() + self._interval_s
         now = time.time_ns() // 1000
         self._last = BatchEnd(starts | ends, now, behind, dict(self._last.began) | began, waited_us)
         self._logged = self._planned = self._last.to_json()

@@ -1,4 +1,7 @@
-"""The service as a user runs it, ``python -m replayfilter run CONFIG``, and ways to kill it."""
+"""The service as a user runs it, ``python -m replayfilter run CONFIG``, and ways to kill it.
+
+Batches follow each other without an interval, because tests wait for them.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ class ServiceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=os.environ | {"REPLAYFILTER_SERVICE__INTERVAL": "0s"},
             )
         self._pids = {self.process.pid}
 

@@ -35,7 +35,18 @@ def broken_rules(config: Config, wrong: frozenset[str]) -> Iterator[tuple[str, s
     ``wrong`` holds the paths whose values were wrong and are replaced by defaults in ``config``. A rule
     that reads one of them is left out: its outcome means nothing.
     """
-    for rule in (_required, _fields, _lengths, _watermark, _stamps, _topics, _variables, _options, _avro):
+    for rule in (
+        _required,
+        _interval,
+        _fields,
+        _lengths,
+        _watermark,
+        _stamps,
+        _topics,
+        _variables,
+        _options,
+        _avro,
+    ):
         for problem in rule(config):
             paths = (problem.path, *problem.reads)
             if not any(_is_within(path, other) for path in paths for other in wrong):
@@ -59,6 +70,15 @@ def _required(config: Config) -> Iterator[Problem]:
             section, example = path.split(".")[0], config.example_of(path)
             message = f"{path}: missing; set it under [{section}], for example {example}"
             yield Problem(path, message, ("dedup.enabled", "dedup.clock", "input.format", "avro.encoding"))
+
+
+def _interval(config: Config) -> Iterator[Problem]:
+    if config.service.interval >= config.http.stale_after:
+        message = (
+            "service.interval: not shorter than http.stale_after, so /readyz would fail between two batches; "
+            "shorten it, or lengthen http.stale_after"
+        )
+        yield Problem("service.interval", message, ("http.stale_after",))
 
 
 def _watermark(config: Config) -> Iterator[Problem]:

@@ -60,6 +60,14 @@ class Service(Section):
         ge=0,
         le=1024,
     )
+    interval: Duration = setting(
+        10**6,
+        "The shortest time between the starts of two micro-batches. A small batch costs nearly as much CPU "
+        "as a larger one, so longer intervals save CPU, and records wait longer. If records are left over "
+        "that did not fit into a batch, the next one starts at once. `0s`: each batch starts when the last "
+        "one has ended, for the shortest delay.",
+        ["0s", "5s"],
+    )
     batch_records: int = setting(
         1_200_000,
         "The maximum number of records in one micro-batch. Lower values slow catch-up after downtime. Higher "

@@ -86,6 +86,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         master=service.master,
         batch_records=service.batch_records,
         batch_bytes=service.batch_bytes,
+        interval_us=service.interval,
         cache_bytes=dedup.cache,
     )
 

@@ -54,6 +54,7 @@ from tests.support.configs import config_with, errors_of
         ({"service": {"name": "x" * 201}}, "service.name", "not a service name"),
         ({"service": {"checkpoint": "s3://b/c"}}, "service.checkpoint", "s3a"),
         ({"service": {"batch_bytes": "1MiBB"}}, "service.batch_bytes", "not a size"),
+        ({"service": {"interval": "2m"}}, "service.interval", "http.stale_after"),
         ({"kafka": {"bootstrap": "h:1,h"}}, "kafka.bootstrap", "host:port"),
         ({"output": {"error": None}}, "output.error", "missing"),
         ({"output": {"error": ".."}}, "output.error", "not a topic name"),

@@ -28,6 +28,7 @@ def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values = {
         "service.shards": "3", "service.batch_records": "5", "service.batch_bytes": "2MB",
+        "service.interval": "3s",
         "kafka.options": '{"client.id": "x"}', "http.port": "80", "http.stale_after": "9s",
         "replay.mark_ttl": "2s",
         "replay.enabled": "true", "dedup.enabled": "true", "dedup.max_future": "1s",

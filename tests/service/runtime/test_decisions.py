@@ -120,6 +120,7 @@ def test_a_begun_batch_is_finished_before_new_settings_count(
 
 OPERATIONAL = {
     "batch_records": replace(SETTINGS, batch_records=5),
+    "interval": replace(SETTINGS, interval_us=5),
     "cache": replace(SETTINGS, cache_bytes=5),
     "bootstrap": replace(SETTINGS, bootstrap="other:9092"),
     "options": replace(SETTINGS, options={}),

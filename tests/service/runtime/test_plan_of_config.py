@@ -41,7 +41,8 @@ def test_the_settings_of_the_example_config() -> None:
 def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RF_TEST_PASSWORD", "hunter2")
     plan = settings_with(
-        service={"shards": 7, "master": "local[9]", "batch_records": 11, "batch_bytes": "3MB"},
+        service={"shards": 7, "master": "local[9]", "batch_records": 11, "batch_bytes": "3MB",
+                 "interval": "4s"},
         kafka={"options": {"sasl.password": "${RF_TEST_PASSWORD}"}},
         input={"stamp": "header", "starting": "latest", "format": "raw"},
         replay={"mark_ttl": "1s", "on_invalid": "error", "topic": "replays"},
@@ -51,7 +52,7 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
         output={"key": "preserve"},
     )  # fmt: skip
     assert (plan.shards, plan.lanes, plan.master) == (7, 7, "local[9]")
-    assert (plan.batch_records, plan.batch_bytes) == (11, 3_000_000)
+    assert (plan.batch_records, plan.batch_bytes, plan.interval_us) == (11, 3_000_000, 4_000_000)
     assert plan.options == {"sasl.password": "hunter2"}
     assert "hunter2" not in repr(plan)
     assert (plan.stamp, plan.starting) == ("header", "latest")
