@@ -26,9 +26,9 @@ class Source:
     def __init__(self, bootstrap: str, interval_s: float, **more: Any) -> None:
         self.bootstrap, self.topic = bootstrap, new_topic(bootstrap, "interval", 1)
         settings = PipelineSettings(
-            service=self.topic, checkpoint="", bootstrap=bootstrap, topics=(self.topic,), outputs={}, pids={},
+            service=self.topic, checkpoint="", bootstrap=bootstrap, topics=(self.topic,), outputs={},
             keys=KeySpec("raw", (), None, "ms"), rules=Rules(replay=False, dedup=False), stamp="none",
-            shards=1, lanes=1, interval_us=round(interval_s * 1e6),
+            output_pids={}, shards=1, lanes=1, interval_us=round(interval_s * 1e6),
         )  # fmt: skip
         if "stop_at" in more:
             more["stop_at"] = {(self.topic, 0): more["stop_at"]}
