@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose classes images docs lint types bench bench-quick bench-guard peers fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers classes images docs lint types bench bench-quick bench-guard peers fuzz schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -17,6 +17,7 @@ help:
 	@echo "make test          lint, types, import contracts and all tests except those with containers"
 	@echo "make test-compose  the compose file: fed, killed, upgraded and on a Spark cluster. Without a container"
 	@echo "                   engine it starts one as root on Debian (installs docker.io), or says why it skips"
+	@echo "make test-peers    every system of the benchmarks, with few records; all outputs must be right"
 	@echo "make images        stand-ins for the official base images, for machines without an image registry"
 	@echo "make docs          the pages in build/site, with the tables of config keys from the code"
 	@echo "make bench         against Spark, Kafka Streams and Flink, 20 minutes; writes the performance page."
@@ -53,7 +54,7 @@ test-kafka:
 	$(BIN)/python -m pytest -m kill
 
 test-pipeline:
-	$(BIN)/python -m pytest -m "spark and not kill" --ignore tests/service
+	$(BIN)/python -m pytest -m "spark and not kill and not peers" --ignore tests/service
 
 # Spark's classes, read once: every service that the tests start then starts 7 s sooner.
 classes: .venv/share/replayfilter/classes.jsa
@@ -90,6 +91,10 @@ bench-quick: .venv/service.installed jars peers
 
 bench-guard: .venv/dev.installed
 	$(BIN)/python -m benchmarks.guard $(OPTIONS)
+
+# Every system once, with few records: all outputs must be right.
+test-peers: .venv/dev.installed jars peers
+	$(BIN)/python -m pytest -m peers
 
 PEERS := build/peers
 

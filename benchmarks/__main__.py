@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import KafkaException
 from rich.console import Console
 
 from benchmarks import report
@@ -24,6 +26,7 @@ from benchmarks.orders import Backlog
 from benchmarks.processes import machine
 from benchmarks.systems import RESULTS, SYSTEMS, peer_versions
 from replayfilter.devbroker import DevBroker
+from replayfilter.errors import ReplayfilterError
 
 BATCHES = 8  # at least so many for the backlog; at most 1.2 million records each, the service's default
 QUICK = ["ours", "streams", "streams-local", "flink-1s", "plain", "within", "copy"]
@@ -35,11 +38,13 @@ def main() -> None:
     batch = min(1_200_000, options.records // BATCHES)
     settings = {"records": options.records, "batch": batch, "seconds": options.seconds}
     runs: list[dict[str, Any]] = []
+    failures: list[str] = []
     document = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine() | {"peers": peer_versions()},
         "settings": settings,
         "runs": runs,
+        "failures": failures,
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
     chosen = {name: SYSTEMS[name] for name in options.systems}
@@ -58,8 +63,9 @@ def main() -> None:
                         found = measure(
                             broker, name, system, backlog, batch, options.rates, options.seconds, start
                         )
-                    except RuntimeError as error:
-                        console.print(f"{system.label}, {partitions} partitions: {error}", markup=False)
+                    except (RuntimeError, ReplayfilterError, KafkaException) as error:
+                        failures.append(f"{system.label}, {partitions} partitions: {error}")
+                        console.print(failures[-1], markup=False)
                         continue
                     runs.append(found.to_json())
                     options.results.write_text(json.dumps(document, indent=1) + "\n")
@@ -73,12 +79,13 @@ def _options() -> argparse.Namespace:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="the defaults for 4 minutes")
-    quick = parser.parse_known_args()[0].quick
+    quick = "--quick" in sys.argv
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=QUICK if quick else list(SYSTEMS))
     parser.add_argument("--partitions", type=int, nargs="+", default=[4] if quick else [4, 200])
-    parser.add_argument("--records", type=int, default=600_000 if quick else 2_400_000, help="of the backlog")
-    parser.add_argument("--rates", type=int, nargs="*", default=[1_000, 20_000], help="of the live stream")
-    parser.add_argument("--seconds", type=float, default=5 if quick else 12, help="of each rate")
+    parser.add_argument("--records", type=int, default=600_000 if quick else 2_000_000, help="of the backlog")
+    rates = [1_000, 20_000] if quick else [0, 1_000, 20_000]
+    parser.add_argument("--rates", type=int, nargs="*", default=rates, help="of the live stream; 0 is idle")
+    parser.add_argument("--seconds", type=float, default=5 if quick else 8, help="of each rate")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--start", action=argparse.BooleanOptionalAction, default=not quick,
                         help="also measure the start")  # fmt: skip

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer
@@ -30,6 +30,7 @@ from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
 
 SAMPLE_S = 0.25
+POLL_S = 0.005  # of the reader; a delay is known no better
 QUIET_S = 3.0  # the backlog is done when so long nothing was added
 LIMIT_S = 600.0
 ARRIVAL_LIMIT_S = 60.0  # a record that needs longer counts as lost
@@ -48,12 +49,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Live:
-    """A live phase: percentiles of milliseconds from the producer to the reader, and cores in use."""
+    """A live phase: percentiles of milliseconds from the producer to the reader, and cores in use.
+
+    At rate 0 there is nothing to wait for.
+    """
 
     rate: int
-    p50: float
-    p95: float
-    p99: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
     cores: float
     broker_cores: float
 
@@ -79,6 +83,29 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Delays:
+    """Milliseconds from the producer's clock to the reader, of records sent after ``start``, a Unix time."""
+
+    def __init__(self, start: float) -> None:
+        self._start_us = start * 1e6
+        self.ms: list[float] = []
+        self.arrived = 0
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Add what has just arrived."""
+        now_us = time.time_ns() / 1e3
+        self.arrived += len(messages)
+        sent = (int((message.value() or b"")[SENT_US]) for message in messages)
+        self.ms += [(now_us - each) / 1e3 for each in sent if each >= self._start_us]
+
+    def percentiles(self) -> tuple[float | None, float | None, float | None]:
+        """The median, 95% and 99%; None if nothing has arrived."""
+        if len(self.ms) < 2:
+            return None, None, None
+        cuts = statistics.quantiles(self.ms, n=100, method="inclusive")
+        return cuts[49], cuts[94], cuts[98]
 
 
 class Run:
@@ -123,38 +150,30 @@ class Run:
                     f"{LIMIT_S:.0f} s"
                 )
 
+    def expected(self, orders: Orders) -> int:
+        """How many of the orders that were made so far the system has to write."""
+        return orders.unique if self._system.keeps == "first copies" else orders.records
+
     def follow(self, writer: Writer, orders: Orders, rate: int, seconds: float) -> Live:
-        """Write orders at a steady rate, and measure until the reader has them all."""
-        delays, goal = [], orders.unique if self._system.keeps == "first copies" else orders.records
-        counted_from = int((time.time() + seconds * LIVE_WARM_UP) * 1e6)
+        """Write orders at a steady rate, none at rate 0, and measure until the reader has them all."""
+        known = self.expected(orders)
+        delays = Delays(time.time() + seconds * LIVE_WARM_UP)
         with _reader(self.job.bootstrap, self._cluster.end_offsets(self._outputs)) as reader:
-            before, written, arrived = self.sample(), 0, 0
-            started, total = time.monotonic(), int(rate * seconds)
-            after, due_at = before, started
-            while True:
-                due = min(total, int((time.monotonic() - started) * rate))
-                for _ in range(due - written):
+            before, written = self.sample(), 0
+            while (elapsed := time.monotonic() - before.at) < seconds:
+                while written < elapsed * rate:
                     writer.write(orders.next(int(time.time() * 1000)))
-                if written < due == total:
-                    after = self.sample()
-                    due_at = time.monotonic()
-                    made = orders.unique if self._system.keeps == "first copies" else orders.records
-                    goal = made - goal
-                written = due
+                    written += 1
                 writer.poll()
-                for message in reader.consume(1_000, 0.005):
-                    sent = int((message.value() or b"")[SENT_US])
-                    arrived += 1
-                    if sent >= counted_from:
-                        delays.append(time.time_ns() / 1e6 - sent / 1e3)
-                if written == total and arrived >= goal:
-                    break
-                if written == total and time.monotonic() - due_at > ARRIVAL_LIMIT_S:
-                    delays += [ARRIVAL_LIMIT_S * 1e3] * (goal - arrived)
-                    break
-        cuts = statistics.quantiles(delays, n=100)
+                delays.add(reader.consume(1_000, POLL_S))
+            after = self.sample()
+            expected = self.expected(orders) - known
+            while delays.arrived < expected and time.monotonic() - after.at < ARRIVAL_LIMIT_S:
+                writer.poll()
+                delays.add(reader.consume(1_000, POLL_S))
+        delays.ms += [ARRIVAL_LIMIT_S * 1e3] * (expected - delays.arrived)
         elapsed = after.at - before.at
-        return Live(rate, cuts[49], cuts[94], cuts[98], (after.cpu_s - before.cpu_s) / elapsed,
+        return Live(rate, *delays.percentiles(), (after.cpu_s - before.cpu_s) / elapsed,
                     (after.broker_cpu_s - before.broker_cpu_s) / elapsed)  # fmt: skip
 
     def stop(self) -> None:
@@ -177,8 +196,7 @@ def measure(
         writer.flush()
         run = Run(system, job, broker)
         try:
-            firsts = system.keeps == "first copies"
-            samples = run.await_backlog(orders.unique if firsts else orders.records)
+            samples = run.await_backlog(run.expected(orders))
             figures = figures_of(samples, orders.records)
             writer = Writer(job.bootstrap, job.input, 1)
             live = [run.follow(writer, orders, rate, seconds) for rate in rates]
@@ -186,8 +204,7 @@ def measure(
             run.sample()
         finally:
             run.stop()
-        expected = orders.unique if firsts else orders.records
-        error = check(job, expected, orders.unique)
+        error = check(job, run.expected(orders), orders.unique)
         state = system.state_bytes(job.folder) / orders.unique
     return Result(name, job.partitions, start_s, *figures, run.peak / 1e6, state, live, error)
 

@@ -37,7 +37,7 @@ def main(results: str, folder: str, labels: str) -> None:
                                 "axes.spines.right": False})  # fmt: skip
     runs, names = json.loads(Path(results).read_text())["runs"], json.loads(labels)
     counts = sorted({run["partitions"] for run in runs})
-    rates = sorted({live["rate"] for run in runs for live in run["live"]})
+    rates = sorted({live["rate"] for run in runs for live in run["live"]} - {0})
     figures = {"records per second": "records_per_s", "CPU seconds per million": "cpu_per_million"}
     throughput = [
         Panel(f"{title}, {count} partitions", count, partial(backlog_figure, key))

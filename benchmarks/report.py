@@ -60,16 +60,19 @@ BACKLOG = [
 def live_columns(rate: int) -> list[Column]:
     """The figures of the live phase at a rate."""
 
-    def at(figure: Callable[[Live], float]) -> Callable[[Result], float | None]:
+    def at(figure: Callable[[Live], float | None]) -> Callable[[Result], float | None]:
         return lambda run: next((figure(live) for live in run.live if live.rate == rate), None)
 
-    return [
+    delays = [
         Column("median, ms", at(lambda live: live.p50)),
         Column("95%, ms", at(lambda live: live.p95)),
         Column("99%, ms", at(lambda live: live.p99)),
+    ]
+    cores = [
         Column("cores", at(lambda live: live.cores), 2),
         Column("broker's cores", at(lambda live: live.broker_cores), 2),
     ]
+    return [*(delays if rate else []), *cores]
 
 
 class Report:
@@ -85,8 +88,8 @@ class Report:
             yield f"Catch-up, {partitions} partitions", partitions, BACKLOG
             rates = sorted({live.rate for run in self.runs for live in run.live})
             for rate in rates:
-                title = f"{rate:,} records per second, {partitions} partitions"
-                yield title, partitions, live_columns(rate)
+                title = f"{rate:,} records per second" if rate else "Idle"
+                yield f"{title}, {partitions} partitions", partitions, live_columns(rate)
 
     def tables(self) -> Iterator[Rows]:
         """All tables of figures."""
@@ -132,16 +135,17 @@ class Report:
         return found
 
     def errors(self) -> list[str]:
-        """The runs whose output was not exactly right."""
-        return [
+        """The runs that failed, and those whose output was not exactly right."""
+        wrong = [
             f"{SYSTEMS[run.system].label}, {run.partitions} partitions: {run.error}"
             for run in self.runs
             if run.error
         ]
+        return [*(failure.splitlines()[0] for failure in self.document["failures"]), *wrong]
 
     def findings(self) -> list[tuple[str, list[str]]]:
         """Titles and lines of what must not be overlooked."""
-        return [("Wrong outputs", self.errors()), ("Where a peer is better", self.losses())]
+        return [("Failures and wrong outputs", self.errors()), ("Where a peer is better", self.losses())]
 
     def systems(self, partitions: int) -> list[str]:
         """The systems that were measured with so many partitions, in the order of the table."""
@@ -179,7 +183,7 @@ def _text(value: float | None, column: Column) -> str:
 def line(run: Result) -> str:
     """One run in one line."""
     figures = [f"{column.title} {_text(column.value(run), column)}" for column in BACKLOG]
-    figures += [f"median at {live.rate:,}/s {live.p50:,.0f} ms" for live in run.live]
+    figures += [f"median at {live.rate:,}/s {live.p50:,.0f} ms" for live in run.live if live.p50 is not None]
     return f"{SYSTEMS[run.system].label}, {run.partitions} partitions: {', '.join(figures)}. {run.error}"
 
 

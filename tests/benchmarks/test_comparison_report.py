@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.comparison import Live, Result, Sample, figures_of
+from benchmarks.comparison import Delays, Live, Result, Sample, figures_of
+from benchmarks.orders import value_of
 from benchmarks.report import KEPT, MADE, PAGE, Report
 from benchmarks.systems import SYSTEMS, Job
 
@@ -28,8 +31,13 @@ def document(*runs: Result) -> dict[str, Any]:
         "date": "2026-01-01",
         "machine": {name: name for name in names},
         "settings": {"records": 1_000_000, "batch": 100_000, "seconds": 5.0},
+        "failures": [],
         "runs": [json.loads(json.dumps(run.to_json())) for run in runs],
     }
+
+
+def message_of(sent: float) -> Message:
+    return Message(topic="t", value=value_of(1, 1_700_000_000_000, int(sent * 1e6)))
 
 
 def test_throughput_counts_from_the_first_third_until_all_is_visible() -> None:
@@ -39,6 +47,25 @@ def test_throughput_counts_from_the_first_third_until_all_is_visible() -> None:
     assert per_second == 1_200_000 / 5
     assert cpu == pytest.approx(30 / 1.2)
     assert broker == pytest.approx(3 / 1.2)
+
+
+def test_delays_count_from_the_producers_clock_after_the_warm_up() -> None:
+    now = time.time()
+    delays = Delays(now - 1)
+    assert delays.percentiles() == (None, None, None)
+    delays.add([message_of(now - 2), message_of(now - 0.5), message_of(now - 0.5)])
+    assert delays.arrived == 3
+    assert len(delays.ms) == 2
+    median, _, highest = delays.percentiles()
+    assert median is not None
+    assert highest is not None
+    assert 500 <= median <= highest
+
+
+def test_an_idle_phase_has_only_cpu() -> None:
+    idle = replace(OURS, live=[Live(0, None, None, None, 0.02, 0.01)])
+    _, table = Report(document(idle)).tables()
+    assert (table.title, table.heads[1:]) == ("Idle, 4 partitions", ["cores", "broker's cores"])
 
 
 def test_a_backlog_that_appears_at_once_is_no_measurement() -> None:
@@ -73,6 +100,11 @@ def test_a_wrong_output_is_shown_on_the_page_and_in_the_terminal() -> None:
     console = Console(record=True, width=160)
     report.show(console, wrong)
     assert "9 records of 8 orders" in console.export_text()
+
+
+def test_a_failed_run_is_shown_with_the_first_line_of_its_reason() -> None:
+    failed = {**document(OURS), "failures": ["Flink, 4 partitions: ended with code 1:\nits log"]}
+    assert Report(failed).errors() == ["Flink, 4 partitions: ended with code 1:"]
 
 
 def test_the_page_is_written_between_its_marks() -> None:
