@@ -20,10 +20,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from replayfilter.client.producer_settings import producer_settings
 from replayfilter.core.stamp import STAMP_HEADER, Stamp, stamp_packer
 from replayfilter.errors import BrokerError, ConfigError, DeliveryError, StampError
+from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.producer_limits import BATCH_SIZE
 from replayfilter.kafka.transactions import call_in_thread, unwrap_fatal
 
 POLL_SECONDS = 0.05  # how often delivery reports are handled while records are produced
@@ -254,6 +257,9 @@ class StampingProducer:
     ) -> Producer:
         chosen = producer_settings(settings, transactional_id)
         try:
+            limit = Cluster("", admin=AdminClient(dict(settings))).max_message_bytes([self.topic])
+            if BATCH_SIZE not in settings and limit is not None:
+                chosen[BATCH_SIZE] = min(chosen[BATCH_SIZE], limit)
             return Producer(chosen | {"delivery.report.only.error": not all_reports})
         except KafkaException as error:
             raise ConfigError(

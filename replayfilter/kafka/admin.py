@@ -119,6 +119,14 @@ class Cluster:
             for resource, future in futures.items()
         }
 
+    def max_message_bytes(self, names: Iterable[str]) -> int | None:
+        """The largest batch of records that each of these topics takes; None if Kafka doesn't tell."""
+        try:
+            found = self.settings(names)
+        except BrokerError:  # not allowed, for example
+            return None
+        return min((int(settings["max.message.bytes"]) for settings in found.values()), default=None)
+
     def create(
         self,
         partitions: Mapping[str, int],

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replayfilter.errors import ConfigError
+from replayfilter.kafka.producer_limits import BATCH_SIZE, LARGEST_RECORD, largest_batch, wrong_numbers
 
 if TYPE_CHECKING:  # `replayfilter check` reads this module and is fast because it loads no client
     from confluent_kafka import KafkaException
@@ -41,7 +42,7 @@ _RENAMED = {  # Java's name: librdkafka's
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
     "send.buffer.bytes": "socket.send.buffer.bytes",
     "fetch.max.wait.ms": "fetch.wait.max.ms",
-    "max.request.size": "message.max.bytes",
+    "max.request.size": LARGEST_RECORD,
 }
 _PRODUCER_ONLY = {
     "batch.num.messages",
@@ -64,10 +65,10 @@ _JAVA_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # accepted, but lib
 _LANE_DEFAULTS: Settings = {
     "compression.type": "lz4",  # needs no more CPU than none, and a fraction of the bytes
     "linger.ms": 20,  # for full batches; a commit flushes at once, so small transactions don't wait
-    "batch.size": 1_000_000,  # bytes; 100,000 needs twice the CPU, 16,384 four times
+    BATCH_SIZE: 1_000_000,  # bytes; 100,000 needs twice the CPU, 16,384 four times
     "queue.buffering.max.messages": 200_000,  # records in flight, about 300 bytes each besides the payload
     "queue.buffering.max.kbytes": 65_536,  # payload in flight; bounds a worker's memory to about twice this
-    "message.max.bytes": 32_000_000,  # half the queue, so that every record fits; the topic sets the limit
+    LARGEST_RECORD: 32_000_000,  # half the queue, so that every record fits; the topic sets the limit
     "transaction.timeout.ms": 300_000,  # how long a dead owner can hold readers back
     "delivery.timeout.ms": 120_000,  # a record that isn't acknowledged by then fails the attempt
     "retry.backoff.ms": 10,  # the last transaction's markers take 10 ms; the default of 100 adds a wait
@@ -104,9 +105,17 @@ def unusable_options(options: Mapping[str, str], *, produces: bool = False) -> d
     return _translated(options, produces)[1]
 
 
-def lane_settings(bootstrap: str, options: Mapping[str, str] | None = None) -> Settings:
-    """Settings for the producers of lanes; raises :class:`ConfigError` as :func:`client_settings` does."""
-    return _LANE_DEFAULTS | client_settings(bootstrap, options, produces=True) | _LANE_PINNED
+def lane_settings(
+    bootstrap: str, options: Mapping[str, str] | None = None, max_message_bytes: int | None = None
+) -> Settings:
+    """Settings for the producers of lanes; raises :class:`ConfigError` as :func:`client_settings` does.
+
+    ``max_message_bytes``: the largest batch that each output topic takes; None if unknown.
+    """
+    settings = _LANE_DEFAULTS | client_settings(bootstrap, options, produces=True) | _LANE_PINNED
+    if max_message_bytes is not None:
+        settings[BATCH_SIZE] = min(largest_batch(settings), max_message_bytes)
+    return settings
 
 
 def refused_setting(error: KafkaException) -> ConfigError:
@@ -126,7 +135,7 @@ def _translated(options: Mapping[str, str], produces: bool) -> tuple[Settings, d
             continue
         else:
             settings.update(_translate(name, value, options, errors))
-    return settings, errors
+    return settings, errors | (wrong_numbers(options) if produces else {})
 
 
 def _translate(name: str, value: str, options: Mapping[str, str], errors: dict[str, str]) -> Settings:

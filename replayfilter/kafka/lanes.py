@@ -40,7 +40,8 @@ from replayfilter.errors import DeliveryError
 from replayfilter.kafka.chunk import FIRST_MS, Chunk
 from replayfilter.kafka.client_settings import client_settings, lane_settings, refused_setting
 from replayfilter.kafka.offsets import GroupOffsets
-from replayfilter.kafka.refusals import Refusals
+from replayfilter.kafka.producer_limits import largest_batch
+from replayfilter.kafka.refusals import Refusals, size_of
 from replayfilter.kafka.transactions import (
     STEP_LIMIT_S,
     LaneStats,
@@ -62,8 +63,7 @@ CONNECT_S = 0.08  # a new producer connects in the background; init_transactions
 FLUSH_STEP_S = 1.0  # failed records are noticed at this interval while the last ones are sent
 QUEUE_FULL_WAIT_S = 0.1  # a full queue empties in the background; poll returns when something was sent
 
-# librdkafka logs every fenced producer as a fatal error, but here fences are normal. To see its log,
-# configure this logger.
+# Configure this logger to see librdkafka's log. Each fence is a fatal error there, but here it is normal.
 _log = logging.getLogger("replayfilter.librdkafka")
 _log.addHandler(logging.NullHandler())
 
@@ -87,9 +87,9 @@ class _Owner:
 class Lanes:
     """All lanes that one worker process delivers to; not for use by several threads at once.
 
-    ``service`` is the name of the consumer group and the start of the transactional ids. ``options`` are the
-    user's client settings in Kafka's own names. ``kept_owners``: how many lanes keep their producer after a
-    delivery; the least recently used go first. Raises :class:`ConfigError` for settings that can't be used.
+    ``service`` is the name of the consumer group and the start of the transactional ids; ``options`` are the
+    user's, in Kafka's own names; ``max_message_bytes`` as in :func:`lane_settings`. ``kept_owners`` lanes,
+    those used last, keep their producer. Raises :class:`ConfigError` for settings that can't be used.
     """
 
     def __init__(
@@ -98,11 +98,13 @@ class Lanes:
         service: str,
         options: Mapping[str, str] | None = None,
         *,
+        max_message_bytes: int | None = None,
         kept_owners: int = KEPT_OWNERS,
     ) -> None:
         self.service = service
         self._kept_owners = kept_owners
-        self._lane_settings = lane_settings(bootstrap, options)
+        self.max_message_bytes = max_message_bytes
+        self.settings = lane_settings(bootstrap, options, max_message_bytes)
         self.offsets = GroupOffsets(client_settings(bootstrap, options), service)
         self._standbys: dict[int, _Standby] = {}
         self._owners: dict[int, _Owner] = {}
@@ -165,7 +167,7 @@ class Lanes:
         return {partition: found.get(partition, 0) for partition in wanted}
 
     def _standby(self, lane: int) -> _Standby:
-        settings = self._lane_settings | {"transactional.id": f"{self.service}-{lane}"}
+        settings = self.settings | {"transactional.id": f"{self.service}-{lane}"}
         try:
             return _Standby(Producer(settings, logger=_log), time.monotonic())
         except KafkaException as error:
@@ -219,7 +221,7 @@ class Delivery:
         self._owner: _Owner | None = owner  # None once the delivery has ended
         self._begun = begun  # whether the producer has a transaction open
         self._ends: dict[InputPartition, int] = {}  # next offset after the records given to write()
-        self._refusals = Refusals(lane)
+        self._refusals = Refusals(largest_batch(lanes.settings), lane)
 
     def __enter__(self) -> Self:
         return self
@@ -343,7 +345,7 @@ class Delivery:
                 self._produce_when_free(producer, record)
             else:
                 self._poll(producer)  # an earlier record's error says more than "the transaction failed"
-                size = len(key or b"") + len(value or b"")
+                size = size_of(key, value, headers)
                 self._refusals.add(chunk.input_partition, offset, topic, partition, size, failed.args[0])
                 self._refusals.raise_first()
                 raise self._failure(failed.args[0]) from failed

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Message
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import DeliveryError
-from replayfilter.kafka.chunk import Chunk
+from replayfilter.kafka.chunk import Chunk, Headers
 
 _CONSEQUENCES = {  # the record was dropped because another one failed, or because the lane was lost
     KafkaError._PURGE_QUEUE,
@@ -28,17 +28,23 @@ _REMEDIES = {
     KafkaError._UNKNOWN_PARTITION: "start the service again, so that it counts the topic's partitions again",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the service's principal write to the topic",
 }
+_BATCH_REMEDY = (
+    "the topic's max.message.bytes is lower than at the last start; start again, so that it is read again, "
+    "or set batch.size in [kafka.options] to it"
+)
+_FRAMING_BYTES = 100  # at most: what a batch of one record has besides its key, value and headers
 
 
 class Refusals:
     """The first refused record of a transaction; later ones are only its consequences.
 
-    It must not refer to the producer. Delivery callbacks of records in flight refer to this object, so a
-    reference back would keep the producer alive for ever.
+    ``largest_batch``: the bytes up to which the producer fills a batch. This object must not refer to the
+    producer: delivery callbacks of records in flight refer to it, so a reference back would keep the producer
+    alive for ever.
     """
 
-    def __init__(self, lane: int | None = None) -> None:
-        self._lane = lane
+    def __init__(self, largest_batch: int, lane: int | None = None) -> None:
+        self._largest_batch, self._lane = largest_batch, lane
         self._first: str | None = None
 
     def add(
@@ -52,16 +58,20 @@ class Refusals:
     ) -> None:
         """Note a refused record for an output ``topic`` and ``partition``.
 
-        ``offset`` is its input offset, None if unknown; ``size`` is the bytes of key and value.
+        ``offset`` is its input offset, None if unknown; ``size`` is the bytes of key, value and headers.
         """
         if self._first is None and error.code() not in _CONSEQUENCES:
             remedy = _REMEDIES.get(error.code(), "check that the topic's brokers are up")
             shown_offset = "?" if offset is None else offset
-            self._first = (
-                f"Kafka refused the record from {input_partition[0]}[{input_partition[1]}] offset "
-                f"{shown_offset} for {topic}[{partition}] ({size} bytes of key and value): {error.str()}; "
-                f"{remedy}, then try the task again"
-            )
+            record = f"the record from {input_partition[0]}[{input_partition[1]}] offset {shown_offset}"
+            refused = f"{record} for {topic}[{partition}] ({size} bytes of key, value and headers)"
+            fits_a_batch = size + _FRAMING_BYTES <= self._largest_batch
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and fits_a_batch:
+                refused = (
+                    f"a batch of up to {self._largest_batch} bytes for {topic}[{partition}], with {record}"
+                )
+                remedy = _BATCH_REMEDY
+            self._first = f"Kafka refused {refused}: {error.str()}; {remedy}, then try the task again"
 
     def callback_for(self, chunk: Chunk) -> Callable[[KafkaError | None, Message], None]:
         """The delivery callback of all records of a chunk; one object per record would cost 1 us each."""
@@ -78,6 +88,11 @@ class Refusals:
         topic, partition = message.topic() or "?", message.partition() or 0
         key, value = message.key(), message.value()
         sent = (topic, partition, key, value)  # the message of a failed record has no timestamp
-        offset = next((row[0] for row in chunk.rows() if row[1:5] == sent), None)
-        size = len(key or b"") + len(value or b"")
-        self.add(chunk.input_partition, offset, topic, partition, size, error)
+        offset, headers = next(((row[0], row[6]) for row in chunk.rows() if row[1:5] == sent), (None, None))
+        self.add(chunk.input_partition, offset, topic, partition, size_of(key, value, headers), error)
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+    """The bytes of a record's key, value and headers."""
+    in_headers = sum(len(name) + len(content or b"") for name, content in headers or ())
+    return len(key or b"") + len(value or b"") + in_headers

@@ -54,6 +54,8 @@ class PipelineSettings:
     Output:
 
     - ``outputs``: the output of each route. Without one for REPLAY, replays are dropped.
+    - ``max_message_bytes``: the largest batch of records that each output topic takes; None if unknown. It is
+      read at each start of the query.
     - ``output_key``: "stamp" or "preserve". ``output_pids``: by output topic and input topic, the pid of this
       service's own stamps.
 
@@ -83,6 +85,7 @@ class PipelineSettings:
     stamp: str = "key"
     on_invalid: str = "pass"
     max_future_us: int = 600 * 10**6
+    max_message_bytes: int | None = None
     output_key: str = "stamp"
     batch_records: int = 1_200_000
     batch_bytes: int = 512_000_000

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -107,6 +108,7 @@ class Service:
         if self._begun is not None:
             settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
         limit = min(self._limit, batch_limit(settings))
+        settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
         with _jvm_errors():
             session = start_session(settings, self._shared)
             self._stop_at = self._ends_now() if once and not self._only_one_batch else None
@@ -206,6 +208,11 @@ class Service:
             limit = max(1, int(self._settings.batch_bytes / average))
             if limit < self._limit:
                 self.restart_requested, self._limit = True, limit
+
+
+def _max_message_bytes(settings: PipelineSettings) -> int | None:
+    topics = {output.topic for output in settings.outputs.values()}
+    return Cluster(settings.bootstrap, settings.options).max_message_bytes(topics)
 
 
 def _status(query: StreamingQuery) -> str:

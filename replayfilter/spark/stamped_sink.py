@@ -58,6 +58,7 @@ class Target(NamedTuple):
     topic: str
     group: str
     lanes: int
+    max_message_bytes: int | None
     options: tuple[tuple[str, str], ...]
 
 
@@ -97,11 +98,14 @@ def write_stamped(
         errors.append(f"lanes = {lanes}: use 1 or more")
     if not job:
         errors.append("job is empty: give the job a name of its own, which stays the same")
-    if not errors:
-        errors = _topic_problems(Cluster(bootstrap, options), topic, partitions)
     if errors:
         raise ConfigError(errors)
-    target = Target(bootstrap, topic, f"{job}-{topic}", lanes, tuple(sorted((options or {}).items())))
+    cluster = Cluster(bootstrap, options)
+    if errors := _topic_problems(cluster, topic, partitions):
+        raise ConfigError(errors)
+    limit = cluster.max_message_bytes([topic])
+    given = tuple(sorted((options or {}).items()))
+    target = Target(bootstrap, topic, f"{job}-{topic}", lanes, limit, given)
     counted = _rows(df, pid, partitions, where, lanes).mapInArrow(
         partial(write_lanes, target), "written BIGINT, skipped BIGINT"
     )
@@ -186,7 +190,9 @@ def write_lanes(target: Target, batches: Iterator[pa.RecordBatch]) -> Iterator[p
 @cache
 def lanes_of(target: Target) -> Lanes:
     """This worker's lanes. This module is imported by name, so they are kept from task to task."""
-    return Lanes(target.bootstrap, target.group, dict(target.options))
+    return Lanes(
+        target.bootstrap, target.group, dict(target.options), max_message_bytes=target.max_message_bytes
+    )
 
 
 def _chunks(target: Target, batch: pa.RecordBatch) -> Iterator[tuple[int, Chunk]]:

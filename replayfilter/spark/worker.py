@@ -43,11 +43,18 @@ def drop_reader(settings: PipelineSettings) -> None:
 
 
 def lanes(settings: PipelineSettings) -> Lanes:
-    """This worker's lanes for the service."""
+    """This worker's lanes for the service; new ones if the limit of the output topics has changed."""
     name = settings.service, settings.bootstrap
+    if name in _lanes and _lanes[name].max_message_bytes != settings.max_message_bytes:
+        _lanes.pop(name).close()
     if name not in _lanes:
-        kept = max(KEPT_OWNERS, 2 * -(-settings.lanes // len(os.sched_getaffinity(0))))
-        _lanes[name] = Lanes(settings.bootstrap, settings.service, settings.options, kept_owners=kept)
+        _lanes[name] = Lanes(
+            settings.bootstrap,
+            settings.service,
+            settings.options,
+            max_message_bytes=settings.max_message_bytes,
+            kept_owners=max(KEPT_OWNERS, 2 * -(-settings.lanes // len(os.sched_getaffinity(0)))),
+        )
     return _lanes[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import warnings
@@ -141,6 +142,16 @@ def test_a_failed_record_stops_all_later_ones_so_that_none_overtakes_it(bootstra
     with pytest.raises(DeliveryError):
         producer.produce(0, 10_000, b"x")
     assert [stamp_of(m).offset for m in read_all(bootstrap, topic)] == list(range(5))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("transactional_id", [None, "small-batches"])
+def test_batches_are_no_larger_than_the_topic_takes(bootstrap: str, transactional_id: str | None) -> None:
+    topic = new_topic(bootstrap, "small-batches", max_message_bytes="20000")
+    producer = StampingProducer(settings(bootstrap), topic, PID, transactional_id=transactional_id)
+    with producer.transaction() if transactional_id else producer:
+        for offset in range(200):
+            producer.produce(0, offset, os.urandom(1_000))
+    assert len(read_all(bootstrap, topic)) == 200
 
 
 def test_a_record_too_large_for_the_client_is_refused_alone(bootstrap: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from replayfilter.errors import ConfigError
-from replayfilter.kafka.client_settings import client_settings
+from replayfilter.kafka.client_settings import client_settings, lane_settings
 
 BOOTSTRAP = {"bootstrap.servers": "b:1"}
 
@@ -51,6 +51,28 @@ def test_each_client_gets_what_it_reads() -> None:
     given = {"linger_ms": "5", "max_poll_records": "9", "fetch_max_wait_ms": "7", "security_protocol": "SSL"}
     assert settings(given, produces=True) == {"linger.ms": "5", "security.protocol": "SSL"}
     assert settings(given) == {"fetch.wait.max.ms": "7", "security.protocol": "SSL"}
+
+
+def test_a_size_that_is_no_number_is_an_error() -> None:
+    for name in ("batch.size", "max.request.size", "message.max.bytes"):
+        with pytest.raises(ConfigError, match=rf"{name} = '1 MB': not a number of bytes"):
+            client_settings("b:1", {name: "1 MB"}, produces=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "batch_size"),
+    [
+        ({}, None, 1_000_000),
+        ({}, 262_144, 262_144),
+        ({}, 5_000_000, 1_000_000),
+        ({"batch.size": "100000"}, 262_144, 100_000),
+        ({"batch.size": "300000"}, 262_144, 262_144),
+    ],
+)
+def test_batches_are_no_larger_than_the_output_topics_take(
+    options: Mapping[str, str], limit: int | None, batch_size: int
+) -> None:
+    assert int(str(lane_settings("b:1", options, limit)["batch.size"])) == batch_size
 
 
 def test_a_login_in_java_form() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import random
 from typing import Any
 
 import pytest
 
 from replayfilter.errors import DeliveryError
 from replayfilter.kafka.chunk import Chunk
+from replayfilter.kafka.lanes import Lanes
 from tests.support.lane_service import OLD_MS, PARTITIONS, LaneService
 
 
@@ -30,6 +33,31 @@ def test_a_record_too_large_for_the_topic(bootstrap: str) -> None:
     service.assert_exactly(0)
     service.deliver_chunk(lanes, good)
     assert sum(map(len, service.read().values())) == 50
+
+
+def test_batches_are_no_larger_than_the_topic_takes(bootstrap: str) -> None:
+    service = LaneService(bootstrap, **{"max.message.bytes": "20000"})
+    partition, count = (service.name, 0), 200
+    chance = random.Random(1)
+    chunk = service.chunk(partition, 0, count)
+    chunk = chunk._replace(values=[chance.randbytes(1_000) for _ in range(count)])
+    name = service.name
+    sentence = (
+        rf"a batch of up to 1000000 bytes for {name}\..\[0\], with the record from {name}\[0\] offset \d+: "
+        r".*set batch.size"
+    )
+    with pytest.raises(DeliveryError, match=sentence):  # with another limit than the topic has now
+        service.deliver_chunk(service.lanes(), chunk)
+    service.deliver_chunk(Lanes(bootstrap, service.name, max_message_bytes=20_000), chunk)
+    assert sum(map(len, service.read().values())) == count
+
+
+def test_a_large_header_is_part_of_the_record(bootstrap: str) -> None:
+    service = LaneService(bootstrap, **{"max.message.bytes": "20000"})
+    chunk = service.chunk((service.name, 0), 0, 1)._replace(headers=[[("large", os.urandom(30_000))]])
+    lanes = Lanes(bootstrap, service.name, max_message_bytes=20_000)
+    with pytest.raises(DeliveryError, match=r"the record from .* \(30008 bytes .*max.message.bytes"):
+        service.deliver_chunk(lanes, chunk)
 
 
 def test_a_record_too_large_for_the_client(service: LaneService) -> None:

@@ -95,7 +95,7 @@ def rows(source: str, places: list[Place]) -> pa.RecordBatch:
 
 def test_a_task_that_runs_again_writes_only_the_rest(bootstrap: str) -> None:
     source, topic = new_topic(bootstrap, "rows-in", 4), new_topic(bootstrap, "rows-out", 2)
-    target = Target(bootstrap, topic, f"job-{topic}", 2, ())
+    target = Target(bootstrap, topic, f"job-{topic}", 2, None, ())
     first = [(0, 0, 0), (0, 0, 5), (0, 2, 9), (1, 1, 3)]
     assert counts(target, [rows(source, first[:1]), rows(source, first[1:])]) == [(3, 0), (1, 0)]
     assert counts(target, [rows(source, [*first[:3], (0, 2, 10), (1, 3, 0)])]) == [(1, 3), (1, 0)]
@@ -119,7 +119,7 @@ def test_a_task_that_runs_again_writes_only_the_rest(bootstrap: str) -> None:
 @pytest.mark.parametrize("cut", [1, 2])
 def test_two_rows_of_one_source_record_are_refused(bootstrap: str, cut: int) -> None:
     source, topic = new_topic(bootstrap, "twice-in", 4), new_topic(bootstrap, "twice-out", 2)
-    target = Target(bootstrap, topic, f"job-{topic}", 2, ())
+    target = Target(bootstrap, topic, f"job-{topic}", 2, None, ())
     places = [(0, 0, 4), (0, 0, 4)]
     with pytest.raises(StampError, match=rf"two rows come from {source}\[0\] offset 4"):
         counts(target, [rows(source, places[:cut]), rows(source, places[cut:])])

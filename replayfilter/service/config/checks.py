@@ -14,7 +14,7 @@ from replayfilter.kafka.client_settings import unusable_options
 from replayfilter.service.config.model import Config
 from replayfilter.settings.durations import length_in_units
 from replayfilter.settings.messages import format_setting
-from replayfilter.settings.variables import unset_variables
+from replayfilter.settings.variables import expand, unset_variables
 from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
 # Options that this config sets under other names. client_settings.py refuses the rest.
@@ -234,8 +234,9 @@ def _options(config: Config) -> Iterator[Problem]:
         if name in _SET_ELSEWHERE:
             setting = format_setting(path, text)
             yield Problem(path, f"{setting}: can't be set here; set {_SET_ELSEWHERE[name]} and remove it")
+    usable = {name: expand(text) for name, text in options.items() if not unset_variables(text)}
     for produces in (True, False):
-        for name, message in unusable_options(options, produces=produces).items():
+        for name, message in unusable_options(usable, produces=produces).items():
             yield Problem(f"kafka.options.{name}", message)
 
 

@@ -13,6 +13,7 @@ from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster, Topic
 from replayfilter.kafka.client_settings import Settings, client_settings
+from replayfilter.kafka.producer_limits import BATCH_SIZE
 from replayfilter.kafka.reader import RangeReader, partition_of
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import (
@@ -70,7 +71,9 @@ def inspect(config: Config, from_committed: bool) -> Findings:
     errors += _missing_topics(config, topics)
     if errors or checkpoint is None:
         return Findings(errors)
-    warnings += _uneven_partitions(config, topics) + _strict_outputs(config, cluster)
+    settings = _topic_settings(config, cluster)
+    warnings += _uneven_partitions(config, topics) + _strict_outputs(config, settings)
+    errors += _large_batches(config, settings)
 
     # 3. The config must fit the state in the checkpoint.
     ids = {name: topics[name].id for name in config.input.topics}
@@ -155,18 +158,34 @@ def _uneven_partitions(config: Config, topics: dict[str, Topic]) -> list[str]:
     return warnings
 
 
-def _strict_outputs(config: Config, cluster: Cluster) -> list[str]:
-    """Output topics that would refuse records that the input topics accept. Delivery would stop there."""
-    outputs = config.output_topics()
+def _topic_settings(config: Config, cluster: Cluster) -> dict[str, dict[str, str]]:
+    """The settings of all topics; empty if they may not be read, so that there is nothing to compare."""
     try:
-        settings = cluster.settings([*config.input.topics, *outputs.values()])
-    except BrokerError:  # not allowed to read the settings, so there is nothing to compare
-        return []
-    inputs = [settings[name] for name in config.input.topics]
+        return cluster.settings([*config.input.topics, *config.output_topics().values()])
+    except BrokerError:
+        return {}
+
+
+def _strict_outputs(config: Config, settings: dict[str, dict[str, str]]) -> list[str]:
+    """Output topics that would refuse records that the input topics accept. Delivery would stop there."""
+    inputs = [settings[name] for name in config.input.topics if name in settings]
     return [
         f"{path}: topic {name} has {clause}: such a record would stop delivery; change it with kafka-configs"
-        for path, name in outputs.items()
+        for path, name in config.output_topics().items()
+        if name in settings
         for clause in too_strict(inputs, settings[name])
+    ]
+
+
+def _large_batches(config: Config, settings: dict[str, dict[str, str]]) -> list[str]:
+    """A batch.size of the user's that an output topic does not take."""
+    size = config.client_options().get(BATCH_SIZE)
+    return [
+        f"kafka.options.{BATCH_SIZE} = {size}: {path} = {name} takes batches of at most "
+        f"{limit} bytes (max.message.bytes of the topic); set it to at most that, or remove it"
+        for path, name in config.output_topics().items()
+        if name in settings and size is not None
+        if int(size) > (limit := int(settings[name]["max.message.bytes"]))
     ]
 
 

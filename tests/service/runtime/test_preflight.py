@@ -272,6 +272,15 @@ def test_a_foreign_or_damaged_checkpoint_is_an_error(
     assert words in error
 
 
+def test_batches_that_an_output_does_not_take_are_an_error(deployment: Deployment) -> None:
+    deployment.cluster.create({f"{deployment.name}.error": 2}, settings={"max.message.bytes": "20000"})
+    deployment.create()
+    (error,) = deployment.inspect(kafka={"options": {"batch.size": "20001"}}).errors
+    assert error.startswith("kafka.options.batch.size = 20001: ")
+    assert f"output.error = {deployment.name}.error takes batches of at most 20000 bytes" in error
+    assert not deployment.inspect(kafka={"options": {"batch.size": "20000"}}).errors
+
+
 # ---- committed offsets -------------------------------------------------------------------------------
 
 
