@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replayfilter.errors import ConfigError
-from replayfilter.kafka.producer_limits import BATCH_SIZE, LARGEST_RECORD, largest_batch, wrong_numbers
+from replayfilter.kafka.producer_limits import (
+    BATCH_SIZE,
+    DEFAULT_TRANSACTION_MS,
+    DELIVERY_TIMEOUT,
+    LARGEST_RECORD,
+    TRANSACTION_TIMEOUT,
+    default_delivery_ms,
+    largest_batch,
+    wrong_numbers,
+)
 
 if TYPE_CHECKING:  # `replayfilter check` reads this module and is fast because it loads no client
     from confluent_kafka import KafkaException
@@ -50,14 +59,14 @@ _PRODUCER_ONLY = {
     "compression.codec",
     "compression.level",
     "compression.type",
-    "delivery.timeout.ms",
+    DELIVERY_TIMEOUT,
     "linger.ms",
     "message.timeout.ms",
     "queue.buffering.max.kbytes",
     "queue.buffering.max.messages",
     "queue.buffering.max.ms",
     "request.timeout.ms",
-    "transaction.timeout.ms",
+    TRANSACTION_TIMEOUT,
 }
 _INPUT_ONLY = {"fetch.max.wait.ms", "fetch.max.bytes", "fetch.min.bytes", "max.partition.fetch.bytes"}
 _JAVA_ONLY = {"max.poll.records", "default.api.timeout.ms"}  # accepted, but librdkafka has nothing like it
@@ -69,8 +78,7 @@ _LANE_DEFAULTS: Settings = {
     "queue.buffering.max.messages": 200_000,  # records in flight, about 300 bytes each besides the payload
     "queue.buffering.max.kbytes": 65_536,  # payload in flight; bounds a worker's memory to about twice this
     LARGEST_RECORD: 32_000_000,  # half the queue, so that every record fits; the topic sets the limit
-    "transaction.timeout.ms": 300_000,  # how long a dead owner can hold readers back
-    "delivery.timeout.ms": 120_000,  # a record that isn't acknowledged by then fails the attempt
+    TRANSACTION_TIMEOUT: DEFAULT_TRANSACTION_MS,
     "retry.backoff.ms": 10,  # the last transaction's markers take 10 ms; the default of 100 adds a wait
 }
 _LANE_PINNED: Settings = {
@@ -112,7 +120,10 @@ def lane_settings(
 
     ``max_message_bytes``: the largest batch that each output topic takes; None if unknown.
     """
-    settings = _LANE_DEFAULTS | client_settings(bootstrap, options, produces=True) | _LANE_PINNED
+    given = client_settings(bootstrap, options, produces=True)
+    settings = _LANE_DEFAULTS | given | _LANE_PINNED
+    if DELIVERY_TIMEOUT not in given and "message.timeout.ms" not in given:
+        settings[DELIVERY_TIMEOUT] = default_delivery_ms(int(settings[TRANSACTION_TIMEOUT]))
     if max_message_bytes is not None:
         settings[BATCH_SIZE] = min(largest_batch(settings), max_message_bytes)
     return settings

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from confluent_kafka import KafkaException, Producer
 
 from replayfilter.errors import ConfigError
-from replayfilter.kafka.client_settings import client_settings, lane_settings
+from replayfilter.kafka.client_settings import client_settings, lane_settings, unusable_options
 
 BOOTSTRAP = {"bootstrap.servers": "b:1"}
 
@@ -73,6 +74,54 @@ def test_batches_are_no_larger_than_the_output_topics_take(
     options: Mapping[str, str], limit: int | None, batch_size: int
 ) -> None:
     assert int(str(lane_settings("b:1", options, limit)["batch.size"])) == batch_size
+
+
+@pytest.mark.parametrize(
+    ("options", "delivery"),
+    [
+        ({}, 120_000),
+        ({"transaction.timeout.ms": "60000"}, 60_000),
+        ({"transaction.timeout.ms": "900000"}, 120_000),
+        ({"transaction.timeout.ms": "60000", "delivery.timeout.ms": "30000"}, 30_000),
+        ({"transaction.timeout.ms": "60000", "message.timeout.ms": "30000"}, 30_000),
+        ({"transaction.timeout.ms": "60000", "socket.timeout.ms": "60100", "linger.ms": "0.5"}, 60_000),
+    ],
+)
+def test_a_record_waits_no_longer_than_its_transaction(options: Mapping[str, str], delivery: int) -> None:
+    found = lane_settings("b:1", options)
+    assert int(str(found.get("message.timeout.ms", found.get("delivery.timeout.ms")))) == delivery
+    Producer(found | {"transactional.id": "x", "bootstrap.servers": "", "log_level": 0})  # accepts them
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (
+            {"transaction.timeout.ms": "999"},
+            "transaction.timeout.ms = 999: too short; set it to 1000 or more",
+        ),
+        ({"transaction.timeout.ms": "1m"}, "transaction.timeout.ms = '1m': not a number of milliseconds"),
+        (
+            {"transaction.timeout.ms": "60000", "delivery.timeout.ms": "60001"},
+            "delivery.timeout.ms = 60001: longer than transaction.timeout.ms = 60000; shorten it",
+        ),
+        ({"message.timeout.ms": "300001"}, "message.timeout.ms = 300001: longer than transaction.timeout.ms"),
+        (
+            {"transaction.timeout.ms": "60000", "socket.timeout.ms": "60101"},
+            "socket.timeout.ms = 60101: longer than transaction.timeout.ms = 60000",
+        ),
+        (
+            {"transaction.timeout.ms": "60000", "linger.ms": "60000"},
+            "linger.ms = 60000: not below delivery.timeout.ms = 60000; shorten it",
+        ),
+    ],
+)
+def test_timeouts_that_do_not_fit_each_other(options: Mapping[str, str], error: str) -> None:
+    (found,) = unusable_options(options, produces=True).values()
+    assert found.startswith(f"kafka.options.{error}")
+    lane = {"transactional.id": "x", "transaction.timeout.ms": "300000", "message.timeout.ms": "60000"}
+    with pytest.raises(KafkaException):  # so the rules are librdkafka's
+        Producer({**lane, "log_level": 0, **options})
 
 
 def test_a_login_in_java_form() -> None:

@@ -106,3 +106,13 @@ def test_keys_that_are_not_used_are_not_required(
 def test_options_that_exactly_once_delivery_depends_on_are_refused(name: str) -> None:
     (error,) = errors_of(kafka={"options": {name: "1"}})
     assert error.startswith(f"kafka.options.{name}")
+
+
+def test_timeouts_that_do_not_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGEST", "60000")
+    timeouts = {"transaction.timeout.ms": "${LONGEST}", "delivery.timeout.ms": "120000"}
+    (error,) = errors_of(kafka={"options": timeouts})
+    assert error.startswith(
+        "kafka.options.delivery.timeout.ms = 120000: longer than transaction.timeout.ms = 60000; shorten it"
+    )
+    config_with(kafka={"options": {"transaction.timeout.ms": "${LONGEST}"}})
