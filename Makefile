@@ -82,11 +82,11 @@ lint: .venv/dev.installed
 types: .venv/dev.installed
 	$(BIN)/mypy
 
-bench: .venv/service.installed jars peers
+bench: .venv/service.installed jars classes peers
 	$(BIN)/python -m benchmarks $(OPTIONS)
 	$(BIN)/python -m benchmarks.report --page
 
-bench-quick: .venv/service.installed jars peers
+bench-quick: .venv/service.installed jars classes peers
 	$(BIN)/python -m benchmarks --quick $(OPTIONS)
 
 bench-guard: .venv/dev.installed

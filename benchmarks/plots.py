@@ -75,7 +75,7 @@ def draw(runs: Runs, labels: dict[str, str], panels: list[Panel], file: Path) ->
             found = [panel.figures(run) for run in chosen if run["system"] == name]
             medians = [statistics.median(values) for values in zip(*found, strict=True)]
             for median, alpha in reversed(list(zip(medians, SHARES.values(), strict=False))):
-                axis.barh(row, median, color=OURS if name == "ours" else PEER, alpha=alpha)
+                axis.barh(row, median, color=OURS if name.startswith("ours") else PEER, alpha=alpha)
             if medians:
                 texts = (f"{each:,.1f}" if each < 100 else f"{each:,.0f}" for each in medians)
                 axis.text(medians[-1], row, f" {' / '.join(texts)}", va="center", fontsize=8)

@@ -126,6 +126,7 @@ class Report:
                     f"{SYSTEMS[name].label} {_text(theirs, column)}"
                     for name in self.systems(partitions)
                     if SYSTEMS[name].keeps == "first copies"
+                    and not SYSTEMS[name].own
                     and ours is not None
                     and (theirs := self.median(name, partitions, column)) is not None
                     and (theirs > ours if column.more_is_better else theirs < ours)

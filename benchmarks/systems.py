@@ -58,19 +58,21 @@ class System:
     command: Callable[[Job], list[str]]
     state_bytes: Callable[[Path], int]
     needs: Path | None = None  # built by `make peers`
+    own: bool = False  # this service, not a peer
     keeps: Keeps = "first copies"
     outputs: tuple[str, ...] = ("unique",)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _ours(job: Job) -> list[str]:
-    config = job.folder / "replayfilter.toml"
-    config.write_text(f"""
+def _ours(interval: str) -> Callable[[Job], list[str]]:
+    def command(job: Job) -> list[str]:
+        config = job.folder / "replayfilter.toml"
+        config.write_text(f"""
 [service]
 name = "{job.name}"
 checkpoint = "{job.folder / "checkpoint"}"
+interval = "{interval}"
 batch_records = {job.batch_records}
-interval = "0s"
 [kafka]
 bootstrap = "{job.bootstrap}"
 [input]
@@ -85,7 +87,9 @@ duplicate = "{job.name}.duplicate"
 expired = "{job.name}.expired"
 error = "{job.name}.error"
 """)
-    return [sys.executable, "-m", "replayfilter", "run", str(config)]
+        return [sys.executable, "-m", "replayfilter", "run", str(config)]
+
+    return command
 
 
 def _spark(kind: str) -> Callable[[Job], list[str]]:
@@ -146,10 +150,16 @@ def peer_versions() -> str:
 
 
 _VERSION = re.compile(r"-(\d[\d.]*\d(?:-[\d.]*\d)?)\.")
+_OURS = "{batch} records a batch, after `replayfilter prepare`"
+_ROUTES = ("unique", "duplicate", "expired", "error")
 _SPARK = "RocksDB with changelogs, {batch} records a batch, no trigger interval"
 _STREAMS = "commit.interval.ms 100, a window store of 1 h with its changelog"
 _FLINK = "SQL, RocksDB with incremental checkpoints, object reuse, time to live 1 h, checkpoint every {every}"
 _FLINK_OPTIONS = {"FLINK_ENV_JAVA_OPTS": HEAP}
+
+
+def _our_state(folder: Path) -> int:
+    return storage.measure(folder / "checkpoint" / "spark").latest
 
 
 def _latest_spark_state(folder: Path) -> int:
@@ -158,9 +168,12 @@ def _latest_spark_state(folder: Path) -> int:
 
 SYSTEMS: dict[str, System] = {
     "ours": System(
-        "replayfilter", "exactly once, 4 topics, order kept", "no interval, {batch} records a batch",
-        _ours, lambda folder: storage.measure(folder / "checkpoint" / "spark").latest,
-        outputs=("unique", "duplicate", "expired", "error"),
+        "replayfilter", "exactly once, 4 topics, order kept", f"interval 1s, the default, {_OURS}",
+        _ours("1s"), _our_state, outputs=_ROUTES, own=True,
+    ),
+    "ours-low": System(
+        "replayfilter, interval 0s", "exactly once, 4 topics, order kept", f"interval 0s, {_OURS}",
+        _ours("0s"), _our_state, outputs=_ROUTES, own=True,
     ),
     "streams": System(
         "Kafka Streams, repartition", "exactly once, drops", f"exactly_once_v2, {_STREAMS}",
