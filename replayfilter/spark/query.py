@@ -108,9 +108,9 @@ class Service:
         if self._begun is not None:
             settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
         limit = min(self._limit, batch_limit(settings))
-        settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
         with _jvm_errors():
             session = start_session(settings, self._shared)
+            settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
             self._stop_at = self._ends_now() if once and not self._only_one_batch else None
             plan = build_pipeline(session, settings, limit, self._stop_at)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(settings.service)
