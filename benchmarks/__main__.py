@@ -28,7 +28,7 @@ from benchmarks.systems import RESULTS, SYSTEMS, peer_versions
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import ReplayfilterError
 
-BATCHES = 8  # at least so many for the backlog; at most 1.2 million records each, the service's default
+BATCHES = 5  # at least so many for the backlog; at most 1.2 million records each, the service's default
 QUICK = ["ours", "streams", "streams-local", "flink-1s", "plain", "within", "copy"]
 console = Console(width=140)
 

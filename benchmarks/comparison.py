@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer
-from benchmarks.processes import cpu_seconds, memory_bytes, stop
+from benchmarks.processes import cpu_seconds, end_with_parent, memory_bytes, stop
 from benchmarks.systems import Job, System
 from replayfilter.demo.kafka_io import create_topic
 from replayfilter.devbroker import DevBroker
@@ -121,7 +121,12 @@ class Run:
         self._log = (job.folder / "log").open("wb")
         environment = {**os.environ, **system.environment}
         self.process = subprocess.Popen(
-            system.command(job), env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+            system.command(job),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            preexec_fn=end_with_parent,
         )
 
     def sample(self) -> Sample:

@@ -79,7 +79,7 @@ def draw(runs: Runs, labels: dict[str, str], panels: list[Panel], file: Path) ->
             if medians:
                 texts = (f"{each:,.1f}" if each < 100 else f"{each:,.0f}" for each in medians)
                 axis.text(medians[-1], row, f" {' / '.join(texts)}", va="center", fontsize=8)
-        axis.margins(x=0.5)  # room for the figures
+        axis.margins(x=0.6)  # room for the figures
     figure.tight_layout()
     figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(file.with_suffix(".png"), dpi=130)

@@ -1,0 +1,45 @@
+"""What the benchmarks measure of process trees, and that nothing of them is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.processes import memory_bytes, stop
+from tests.support.service_process import descendants, is_alive
+
+TREE = "import subprocess, time; subprocess.Popen(['sleep', '600']); x = b'x' * 50_000_000; time.sleep(600)"
+PARENT = """
+import subprocess, time
+from benchmarks.processes import end_with_parent
+print(subprocess.Popen(["sleep", "600"], preexec_fn=end_with_parent).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_tree_is_measured_and_stopped_as_a_whole() -> None:
+    process = subprocess.Popen([sys.executable, "-c", TREE])
+    wait_until(lambda: bool(descendants(process.pid)) and memory_bytes(process.pid) > 50_000_000)
+    (child,) = descendants(process.pid)
+    stop(process)
+    wait_until(lambda: not is_alive(child))
+    assert process.returncode is not None
+
+
+def test_a_system_ends_with_a_benchmark_that_is_killed() -> None:
+    benchmark = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    assert benchmark.stdout is not None
+    child = int(benchmark.stdout.readline())
+    assert is_alive(child)
+    benchmark.kill()
+    benchmark.communicate()
+    wait_until(lambda: not is_alive(child))
