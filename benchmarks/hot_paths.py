@@ -10,6 +10,7 @@ import numpy as np
 from confluent_kafka import Producer
 
 from benchmarks.orders import PID, value_of
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.digest import digest_keys
 from replayfilter.core.frames import Frame, cut_frames
 from replayfilter.core.routing import Route, route_batch
@@ -69,7 +70,7 @@ def _decode(chunk: InputChunk) -> None:
         outputs={Route.UNIQUE: Output("unique", 4)}, output_pids={"unique": {TOPIC: 1}},
         shards=SHARDS, lanes=SHARDS,
     )  # fmt: skip
-    for _ in decode_chunks(settings, [chunk], NOW_MS * 1_000 + 10**9):
+    for _ in decode_chunks(settings, [chunk], BatchFacts.at(NOW_MS * 1_000 + 10**9)):
         pass
 
 
@@ -87,15 +88,15 @@ def _frames(first: int, stamps: bytes) -> list[Frame]:
 
 def _routing(chunks: int) -> HotPath:
     """A batch of one shard, half of whose keys were in the batch before it."""
-    store, time_us, records = MemoryStore(), NOW_MS * 1_000, chunks * CHUNK
+    store, facts, records = MemoryStore(), BatchFacts.at(NOW_MS * 1_000), chunks * CHUNK
     before, batch = (
         [_frames(at + shift // 2, b"".join(_stamps(at + shift)))[0] for at in range(0, records, CHUNK)]
         for shift in (0, records)
     )
-    state = route_batch(before, RULES, ShardState.empty(), store, time_us).state
+    state = route_batch(before, RULES, ShardState.empty(), store, facts).state
 
     def run() -> None:
-        route_batch(batch, RULES, state, MemoryStore(store), time_us)
+        route_batch(batch, RULES, state, MemoryStore(store), facts)
 
     return HotPath(sum(len(frame.hi) for frame in batch), run)
 

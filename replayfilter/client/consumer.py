@@ -59,13 +59,25 @@ class _Partition:
         self.filter = ReplayFilter(marks)
         self.position = position
         self.committed = position
+        self.available: tuple[int, int] | None = None  # where the partition ended, and in which hour
 
     def text(self, hour: int) -> str:
         """The marks as text."""
         return marks_to_text(self.filter.marks, self.last_seen, hour)
 
-    def forget(self, oldest: int) -> None:
-        """Forget the marks of sources that were last seen before the hour ``oldest``."""
+    def forget_idle(self, end: int, hour: int, ttl: int) -> None:
+        """Forget the marks of sources of which nothing came for ``ttl`` hours.
+
+        The partition ends at ``end`` in this ``hour``, as far as is known. A source may have records among
+        those that are still to be read. So marks are forgotten by the latest hour up to which all is read.
+        """
+        if self.available is not None and self.position >= self.available[1]:
+            self._forget(self.available[0] - ttl)
+            self.available = None
+        if self.available is None and end >= 0:
+            self.available = hour, end
+
+    def _forget(self, oldest: int) -> None:
         for source in [source for source, hour in self.last_seen.items() if hour < oldest]:
             del self.last_seen[source], self.filter.marks[source]
 
@@ -77,7 +89,7 @@ class FilteringConsumer:
     raised if it is set, since only :meth:`commit` commits offsets together with their marks. Without
     committed offsets it starts at the earliest record, unless ``auto.offset.reset`` says otherwise.
     ``stamp`` is "key" or "header". Records without a stamp pass. Marks that were idle for ``mark_ttl_hours``
-    are forgotten at a commit.
+    are forgotten at a commit, once all that was there by then has been read.
 
     ``metadata_limit`` is the number of characters that the broker accepts, one less than its
     ``offset.metadata.max.bytes``; the default has room for about 400 sources per partition. With ``store``,
@@ -343,7 +355,7 @@ class FilteringConsumer:
             return
         needed = self._characters([*state.filter.marks, stamp[:2]], state)
         if needed > self._limit:
-            state.forget(_hour() - self._ttl)
+            self._forget_idle((str(message.topic()), int(message.partition() or 0)))
             needed = self._characters([*state.filter.marks, stamp[:2]], state)
         if needed > self._limit:
             raise StampError(
@@ -352,6 +364,10 @@ class FilteringConsumer:
                 f"limit is {self._limit}; give FilteringConsumer a store=..., or raise "
                 "offset.metadata.max.bytes of the brokers and metadata_limit"
             )
+
+    def _forget_idle(self, partition: InputPartition) -> None:
+        _, end = self._consumer.get_watermark_offsets(TopicPartition(*partition), cached=True)
+        self._partitions[partition].forget_idle(end, _hour(), self._ttl)
 
     def _characters(self, sources: list[Source], state: _Partition) -> int:
         """How long the text for the marks of these sources can get while marks grow and sources age."""
@@ -365,7 +381,7 @@ class FilteringConsumer:
         entries = {}
         for partition in partitions:
             state = self._partitions[partition]
-            state.forget(_hour() - self._ttl)
+            self._forget_idle(partition)
             text = state.text(_hour())
             if self._store is None and len(text) > self._limit:
                 raise StampError(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfilter.core.batch_facts import CLOCK_STEP_US
 from replayfilter.core.buckets import Buckets
 from replayfilter.core.clock.categories import Categories
 from replayfilter.core.clock.clocks import Clock
@@ -39,9 +40,9 @@ class BatchClock:
     ``categories``: with clock ``categorical`` only.
     """
 
-    def __init__(self, rules: Rules, state: ShardState, low: int, batch_time_us: int) -> None:
+    def __init__(self, rules: Rules, state: ShardState, low: int, believed_us: int) -> None:
         self.rules = rules
-        self._start = _latest_before(rules, state.latest, low, batch_time_us)
+        self._start = _latest_before(rules, state.latest, low, believed_us)
         self.latest = self._carry = self._start
         self.categories = Categories(state.categories) if rules.clock is Clock.CATEGORICAL else None
         self._partition: InputPartition | None = None
@@ -77,10 +78,14 @@ class BatchClock:
             buckets.evict(self.latest)
 
 
-def _latest_before(rules: Rules, latest: int, low: int, batch_time_us: int) -> int:
-    """The latest point before the batch. It never goes back, even if a host's clock is set back."""
+def _latest_before(rules: Rules, latest: int, low: int, believed_us: int) -> int:
+    """The latest point before the batch.
+
+    It goes back only from a time so far ahead that a clock must have been wrong.
+    """
     if rules.clock is Clock.SYSTEM:
-        return max(latest, time_in_unit(batch_time_us, rules.unit))
+        wrong = latest > time_in_unit(believed_us + CLOCK_STEP_US, rules.unit)
+        return max(latest if not wrong else UNKNOWN, time_in_unit(believed_us, rules.unit))
     if rules.clock is Clock.WATERMARK and low != UNKNOWN:
         return max(latest, time_in_unit(low, rules.unit))
     return latest

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.batch_clock import BatchClock
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.buckets import Buckets, RunStore
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.dedup import Candidates, find_duplicates
@@ -90,17 +91,17 @@ class RoutedBatch:
 
 
 def route_batch(
-    frames: Iterable[Frame], rules: Rules, state: ShardState, store: RunStore, batch_time_us: int
+    frames: Iterable[Frame], rules: Rules, state: ShardState, store: RunStore, facts: BatchFacts
 ) -> RoutedBatch:
     """Decide one batch of one shard: a route for each of its own rows, and the state after it.
 
     ``state`` is not changed; runs are written to ``store`` and dropped from it.
     """
     ordered = sorted(frames, key=lambda frame: (frame.topic, frame.partition, frame.first))
-    kept = state.marks.without_idle(batch_time_us, rules.mark_ttl_us)
-    marks = BatchMarks(kept, ordered, batch_time_us)
+    state = state.at(facts.time_us)
+    marks = BatchMarks(state.marks, ordered, state.mark_time_us)
     watermark = state.watermark or WatermarkState()
-    clock = BatchClock(rules, state, watermark.low, batch_time_us)
+    clock = BatchClock(rules, state, watermark.low, facts.believed_us)
     partitions = list(state.partitions)
     routes, candidates = _check_frames(ordered, clock, marks, partitions)
     buckets = Buckets(rules, store, {bucket: list(entries) for bucket, entries in state.runs.items()})
@@ -108,10 +109,12 @@ def route_batch(
         clock.evict_before(buckets)
         routes = _decide_duplicates(routes, candidates, buckets, tuple(partitions))
         clock.evict_after(buckets)
+    seen = marks.result()
+    kept = seen.without_idle(state.mark_time_us, rules.mark_ttl_us) if facts.caught_up else seen
     state_after = replace(
         state,
         latest=clock.latest,
-        marks=marks.result(),
+        marks=kept,
         runs=buckets.entries,
         categories=clock.categories.columns() if clock.categories is not None else None,
         partitions=tuple(partitions),
@@ -124,7 +127,7 @@ def route_batch(
         ]
         state_after = replace(state_after, watermark=watermark.after(observed, rules.watermark))
     stats = _stats_of(state_after, buckets)
-    stats |= {"gaps": marks.gaps, "forgotten": len(state.marks.mark) - len(kept.mark)}
+    stats |= {"gaps": marks.gaps, "forgotten": len(seen.mark) - len(kept.mark)}
     return RoutedBatch([each for each in routes if len(each.rows)], state_after, stats, watermark.low)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from replayfilter.core.batch_facts import CLOCK_STEP_US
 from replayfilter.core.buckets import Entry, directory_columns, directory_entries
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.columns import Columns, pack, unpack
@@ -36,6 +37,7 @@ class ShardState:
     - ``partitions``: the input partitions of first records, which keys refer to by index.
     - ``watermark``: where a low watermark is kept.
     - ``applied_changes``: how many mark changes have been applied so far.
+    - ``time_us``: the time of the last batch. ``mark_time_us``: the mark time after it (see marks.py).
     """
 
     latest: int
@@ -45,17 +47,26 @@ class ShardState:
     partitions: tuple[InputPartition, ...] = ()
     watermark: WatermarkState | None = None
     applied_changes: int = 0
+    time_us: int = UNKNOWN
+    mark_time_us: int = UNKNOWN
 
     @classmethod
     def empty(cls) -> ShardState:
         """The state before the first record."""
         return cls(UNKNOWN, Marks.empty())
 
+    def at(self, time_us: int) -> ShardState:
+        """The state when a batch begins at this time: mark time has advanced."""
+        if self.time_us == UNKNOWN:
+            return replace(self, time_us=time_us, mark_time_us=time_us)
+        step = min(max(0, time_us - self.time_us), CLOCK_STEP_US)
+        return replace(self, time_us=time_us, mark_time_us=self.mark_time_us + step)
+
     def with_changes(self, changes: Sequence[MarkChange], batch: int, batch_time_us: int) -> ShardState:
         """The state after the mark changes that are due at the batch with number ``batch``."""
-        due = due_changes(changes, self.applied_changes, batch)
-        marks = apply_changes(self.marks, due, batch_time_us)
-        return replace(self, marks=marks, applied_changes=self.applied_changes + len(due))
+        due, state = due_changes(changes, self.applied_changes, batch), self.at(batch_time_us)
+        marks = apply_changes(self.marks, due, state.mark_time_us)
+        return replace(state, marks=marks, applied_changes=self.applied_changes + len(due))
 
     def columns(self) -> Columns:
         """The columns of the block; a few single values are beside them."""
@@ -84,6 +95,8 @@ class ShardState:
             "latest": self.latest,
             "places": self.partitions,
             "edits": self.applied_changes,
+            "time_us": self.time_us,
+            "mark_time_us": self.mark_time_us,
         }
         return pack(
             self.columns(), meta | ({"tide": self.watermark.meta()} if self.watermark is not None else {})
@@ -95,13 +108,17 @@ class ShardState:
         columns, meta = unpack(data)
         if meta["version"] != STATE_VERSION:
             raise ValueError(f"shard state has version {meta['version']}, this program reads {STATE_VERSION}")
+        marks = Marks.from_columns(columns)
+        last_seen = int(marks.seen.max(initial=UNKNOWN))  # batch times, where the state has no others
         return cls(
             latest=meta["latest"],
-            marks=Marks.from_columns(columns),
+            marks=marks,
             runs=directory_entries(columns),
             categories={name: column for name, column in columns.items() if name.startswith("category_")}
             or None,
             partitions=tuple((topic, partition) for topic, partition in meta["places"]),
             watermark=WatermarkState.restore(columns, meta["tide"]) if "tide" in meta else None,
             applied_changes=meta.get("edits", 0),
+            time_us=meta.get("time_us", last_seen),
+            mark_time_us=meta.get("mark_time_us", last_seen),
         )

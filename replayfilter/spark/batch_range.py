@@ -3,7 +3,7 @@
 The source writes it when it plans a batch, and reads it again when the batch is tried again. It is JSON:
 
     {"orders": {"0": 1200, "1": 900},
-     "@batch": {"time_us": 1700000000000000, "waited_us": 120000,
+     "@batch": {"time_us": 1700000000000000, "believed_us": 1700000000000000, "waited_us": 120000,
                 "behind": {"orders": {"0": 50}}, "began": {"orders": {"0": 7, "1": 0}}}}
 
 The topics are as Spark's Kafka connector writes them, so checkpoints of either source are read by this one.
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.input_partition import InputPartition
 
 BATCH = "@batch"
@@ -30,7 +31,8 @@ class BatchEnd:
     in logs of Spark's Kafka connector. ``behind``: offsets left to read per partition when the batch was
     planned, without those that had none left. ``began``: the first offset of each partition that this source
     has begun to read, since the logs of the first batches are deleted. ``waited_us``: how long the planner
-    waited for records before it planned the batch.
+    waited for records before it planned the batch. ``believed_us``: see core/batch_facts.py; None where it is
+    not logged.
     """
 
     ends: Mapping[InputPartition, int]
@@ -38,12 +40,22 @@ class BatchEnd:
     behind: Mapping[InputPartition, int] = field(default_factory=dict)
     began: Mapping[InputPartition, int] = field(default_factory=dict)
     waited_us: int = 0
+    believed_us: int | None = None
+
+    @property
+    def facts(self) -> BatchFacts | None:
+        """What the shards must know; None in logs of Spark's Kafka connector."""
+        if self.time_us is None:
+            return None
+        believed = self.time_us if self.believed_us is None else self.believed_us
+        return BatchFacts(self.time_us, believed, caught_up=not self.behind)
 
     def to_json(self) -> dict[str, Any]:
         """The end as the offset log keeps it."""
         if self.time_us is None:
             return _nested(self.ends)
         facts: dict[str, Any] = {"time_us": self.time_us, "waited_us": self.waited_us}
+        facts |= {"believed_us": self.believed_us} if self.believed_us is not None else {}
         facts |= {"behind": _nested(self.behind), "began": _nested(self.began)}
         return _nested(self.ends) | {BATCH: facts}
 
@@ -51,13 +63,14 @@ class BatchEnd:
     def from_json(cls, logged: Mapping[str, Any]) -> BatchEnd:
         """Read what :meth:`to_json` gave, or the offsets of Spark's Kafka connector.
 
-        >>> BatchEnd.from_json({"t": {"0": 5}})
-        BatchEnd(ends={('t', 0): 5}, time_us=None, behind={}, began={}, waited_us=0)
+        >>> BatchEnd.from_json({"t": {"0": 5}}) == BatchEnd({("t", 0): 5})
+        True
         """
         facts = logged.get(BATCH, {})
         ends = _flat({topic: parts for topic, parts in logged.items() if topic != BATCH})
         behind, began = _flat(facts.get("behind", {})), _flat(facts.get("began", {}))
-        return cls(ends, facts.get("time_us"), behind, began, facts.get("waited_us", 0))
+        waited, believed = facts.get("waited_us", 0), facts.get("believed_us")
+        return cls(ends, facts.get("time_us"), behind, began, waited, believed)
 
 
 def last_line(entry: bytes) -> str:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import UNKNOWN, future_threshold
 from replayfilter.core.frames import Cut, cut_frames
 from replayfilter.core.routing import Route
@@ -37,24 +38,24 @@ from replayfilter.spark.error_reasons import (
 )
 from replayfilter.spark.partitioning import assigned_index, partition_ids
 from replayfilter.spark.pipeline_settings import PipelineSettings
-from replayfilter.spark.rows import FRAME, PAYLOAD, Payload, RowBuilder
+from replayfilter.spark.rows import FRAME, PAYLOAD, Payload, RowBuilder, facts_to_text
 
 _WATERMARK = re.compile(rb"-?[0-9]{1,19}")
 
 
 def decode_chunks(
-    settings: PipelineSettings, chunks: Iterable[InputChunk], batch_time: int
+    settings: PipelineSettings, chunks: Iterable[InputChunk], facts: BatchFacts
 ) -> Iterator[pa.RecordBatch]:
     """Turn chunks of records into batches of frames and payloads, one batch per chunk.
 
-    ``batch_time``: microseconds since the epoch, the same for all chunks of a batch and all its attempts.
+    ``facts``: the same for all chunks of a batch and all its attempts.
     Raises UnknownSchemas at the end, with the unknown ids of all chunks, so that few attempts find them all.
     """
     unknown: set[int] = set()
     for chunk in chunks:
         rows = RowBuilder()
         try:
-            _ChunkDecoder(settings, chunk, batch_time).add_to(rows)
+            _ChunkDecoder(settings, chunk, facts).add_to(rows)
         except UnknownSchemas as error:
             unknown |= error.ids
             if len(unknown) >= MAX_UNKNOWN:
@@ -86,8 +87,8 @@ class _Verdicts:
 class _ChunkDecoder:
     """Decodes one chunk."""
 
-    def __init__(self, settings: PipelineSettings, chunk: InputChunk, batch_time: int) -> None:
-        self.settings, self.chunk, self.batch_time = settings, chunk, batch_time
+    def __init__(self, settings: PipelineSettings, chunk: InputChunk, facts: BatchFacts) -> None:
+        self.settings, self.chunk, self.facts = settings, chunk, facts
         self.topic, self.partition, self.first = chunk.topic, chunk.partition, chunk.offsets[0]
         self.records = len(chunk.offsets)
         self.offsets = np.array(chunk.offsets, np.int64)
@@ -103,7 +104,7 @@ class _ChunkDecoder:
         self.verdicts.route[cut.replays] = Route.REPLAY
         lane_index = assigned_index(self.topic, self.partition, settings.lanes)
         lane = partition_ids(settings.lanes)[lane_index]
-        name = (self.topic, self.partition, self.first, self.batch_time)
+        name = (self.topic, self.partition, self.first, facts_to_text(self.facts))
         for shard, frame in zip(shards, cut.frames, strict=True):
             if len(frame.row) or frame.observation is not None:
                 rows.add(frame.to_bytes(), FRAME, shard, lane, *name)
@@ -144,7 +145,7 @@ class _ChunkDecoder:
         if extraction.times_us is None:
             return Observation((), np.zeros(0, np.int64), low)
         good = (self.verdicts.route == Route.UNDECIDED) & (extraction.times_us != UNKNOWN)
-        good &= extraction.times_us <= self.batch_time + self.settings.max_future_us
+        good &= extraction.times_us <= self.facts.time_us + self.settings.max_future_us
         rows = np.flatnonzero(good)
         return observe([extraction.origins[row] for row in rows.tolist()], extraction.times_us[rows], low)
 
@@ -201,10 +202,10 @@ class _ChunkDecoder:
         rules = self.settings.rules
         if not rules.checks_future:
             return None
-        limit = future_threshold(self.batch_time, self.settings.max_future_us, rules.unit)
+        limit = future_threshold(self.facts.time_us, self.settings.max_future_us, rules.unit)
         future: NDArray[np.bool_] = expiry > limit
         for at in np.flatnonzero(future).tolist():
-            message = future_message(int(expiry[at]), limit, self.batch_time)
+            message = future_message(int(expiry[at]), limit, self.facts.time_us)
             self.verdicts.messages[int(rows[at])] = message
         return future
 

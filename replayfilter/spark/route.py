@@ -25,7 +25,15 @@ from replayfilter.errors import CheckpointError
 from replayfilter.spark import worker
 from replayfilter.spark.partitioning import assigned_index, partition_ids
 from replayfilter.spark.pipeline_settings import PipelineSettings
-from replayfilter.spark.rows import COLUMNS, REPORT, ROUTES, ShardReport, routes_to_bytes
+from replayfilter.spark.rows import (
+    COLUMNS,
+    REPORT,
+    ROUTES,
+    ShardReport,
+    facts_from_text,
+    facts_to_text,
+    routes_to_bytes,
+)
 from replayfilter.spark.run_cache import RunCache
 
 
@@ -54,13 +62,13 @@ class Router(StatefulProcessor):
         started_at, settings = time.perf_counter(), self._settings
         parts = list(rows)
         frames = [Frame.from_bytes(body) for part in parts for body in part["body"]]
-        batch_time = int(parts[0]["batch_time"].iloc[0])
+        facts = facts_from_text(str(parts[0]["facts"].iloc[0]))
         stored = self._state.get()
         state = ShardState.empty() if stored is None else ShardState.from_bytes(bytes(stored[0]))
         if settings.mark_changes:
-            state = state.with_changes(settings.mark_changes, _batch_id(), batch_time)
+            state = state.with_changes(settings.mark_changes, _batch_id(), facts.time_us)
         store = StateRuns(self._runs, worker.run_cache(settings.cache_bytes))
-        batch = route_batch(frames, settings.rules, state, store, batch_time)
+        batch = route_batch(frames, settings.rules, state, store, facts)
         self._state.update((batch.state.to_bytes(),))
 
         shard = int(key[0])
@@ -74,18 +82,20 @@ class Router(StatefulProcessor):
             laggards = laggards_of(watermark or WatermarkState(), settings.rules.watermark).to_text()
         counts["route_us"] = round((time.perf_counter() - started_at) * 1e6)
         report = ShardReport(counts, batch.low, laggards)
-        yield pd.DataFrame(self._output_rows(shard, batch.routes, report, batch_time), columns=COLUMNS)
+        yield pd.DataFrame(
+            self._output_rows(shard, batch.routes, report, facts_to_text(facts)), columns=COLUMNS
+        )
 
     def _output_rows(
-        self, shard: int, found: list[Routes], report: ShardReport, batch_time: int
+        self, shard: int, found: list[Routes], report: ShardReport, facts: str
     ) -> list[tuple[Any, ...]]:
         ids = partition_ids(self._settings.lanes)
         lane = ids[partition_ids(self._settings.shards).index(shard) % len(ids)]
-        rows = [(REPORT, shard, lane, "", 0, 0, batch_time, report.to_bytes())]
+        rows = [(REPORT, shard, lane, "", 0, 0, facts, report.to_bytes())]
         for routes in found:
             lane = ids[assigned_index(routes.topic, routes.partition, len(ids))]
             body = routes_to_bytes(routes)
-            rows.append((ROUTES, shard, lane, routes.topic, routes.partition, routes.first, batch_time, body))
+            rows.append((ROUTES, shard, lane, routes.topic, routes.partition, routes.first, facts, body))
         return rows
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.columns import Columns, pack, unpack
 from replayfilter.core.routing import FirstSeen, Routes
 
@@ -22,13 +23,23 @@ _FIELDS: dict[str, tuple[str, pa.DataType]] = {
     "topic": ("STRING", pa.string()),
     "partition": ("INT", pa.int32()),
     "first": ("BIGINT", pa.int64()),  # with topic and partition a ChunkId
-    "batch_time": ("BIGINT", pa.int64()),  # microseconds since the epoch, the same in the whole batch
+    "facts": ("STRING", pa.string()),  # see facts_to_text; the same in the whole batch
     "body": ("BINARY", pa.binary()),
 }
 COLUMNS = list(_FIELDS)
 SCHEMA = ", ".join(f"{name} {kind} NOT NULL" for name, (kind, _) in _FIELDS.items())
 ARROW_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, (_, kind) in _FIELDS.items()])
 _COUNTS = b"counts"
+
+
+def facts_to_text(facts: BatchFacts) -> str:
+    """The facts of a batch as a row's column."""
+    return json.dumps(facts)
+
+
+def facts_from_text(text: str) -> BatchFacts:
+    """Read what ``facts_to_text`` wrote."""
+    return BatchFacts(*json.loads(text))
 
 
 class ChunkId(NamedTuple):

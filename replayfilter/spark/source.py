@@ -29,6 +29,7 @@ from pyspark.sql.datasource import InputPartition as ReadTask
 from pyspark.sql.types import StructType
 
 from replayfilter.core.admission import next_ends
+from replayfilter.core.batch_facts import BatchFacts, believed_time
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster
@@ -72,10 +73,10 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Task(ReadTask):
-    """One task of a batch: the range of offsets to read of each partition, and the batch time."""
+    """One task of a batch: the range of offsets to read of each partition, and the facts of the batch."""
 
     ranges: Mapping[InputPartition, Range]
-    time_us: int
+    facts: BatchFacts
 
 
 def decoded_rows(spark: SparkSession, settings: SourceSettings) -> DataFrame:
@@ -117,6 +118,7 @@ class BatchPlanner(DataSourceStreamReader):
         self._logged: dict[str, Any] = json.loads(settings.last_end) if settings.last_end else {}
         self._last = BatchEnd.from_json(self._logged)
         self._planned: dict[str, Any] | None = None  # the end of the last batch that this object planned
+        self._planned_at_us: int | None = None  # when that was, by a clock that nobody sets
         self._interval_s = self._pipeline.interval_us / 1e6 if settings.stop_at is None else 0.0
         self._slowest_poll_s = max(SLOWEST_POLL_S, min(self._interval_s, LONGEST_WAIT_S) * SLOWEST_POLL_SHARE)
         self._not_before = 0.0  # when the next batch may begin, in seconds of the monotonic clock
@@ -146,8 +148,8 @@ class BatchPlanner(DataSourceStreamReader):
         self._check_not_deleted(ranges)
         if end != self._planned:  # begun before this process: the topics may have changed since
             self._check_not_shorter(batch.ends, self._connect().end_offsets(ranges))
-        time_us = batch.time_us if batch.time_us is not None else self._settings.last_time_us
-        return [Task(task, time_us) for task in spread(ranges, self._settings.tasks)]
+        facts = batch.facts or BatchFacts.at(self._settings.last_time_us)._replace(caught_up=False)
+        return [Task(task, facts) for task in spread(ranges, self._settings.tasks)]
 
     def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
         """Read and decode a task, in a worker."""
@@ -192,8 +194,10 @@ class BatchPlanner(DataSourceStreamReader):
             partition: end - ends[partition] for partition, end in found.items() if end > ends[partition]
         }
         self._not_before = 0.0 if behind else time.monotonic() + self._interval_s
-        now = time.time_ns() // 1000
-        self._last = BatchEnd(starts | ends, now, behind, dict(self._last.began) | began, waited_us)
+        now, running_us, before = time.time_ns() // 1000, time.monotonic_ns() // 1000, self._planned_at_us
+        believed = believed_time(now, self._last.time_us, running_us - before if before is not None else 0)
+        self._planned_at_us = running_us
+        self._last = BatchEnd(starts | ends, now, behind, dict(self._last.began) | began, waited_us, believed)
         self._logged = self._planned = self._last.to_json()
         return self._logged
 
@@ -281,7 +285,7 @@ def spread(ranges: Mapping[InputPartition, Range], tasks: int) -> list[dict[Inpu
 def read_task(settings: PipelineSettings, task: Task) -> Iterator[pa.RecordBatch]:
     """Read and decode the ranges of a task; yields batches of rows."""
     try:
-        yield from decode_chunks(settings, worker.reader(settings).read_chunks(task.ranges), task.time_us)
+        yield from decode_chunks(settings, worker.reader(settings).read_chunks(task.ranges), task.facts)
     except BrokerError:
         worker.drop_reader(settings)
         raise

@@ -198,7 +198,35 @@ def test_idle_marks_are_forgotten_at_a_commit(bootstrap: str, monkeypatch: pytes
         hour += 49
         assert read_values(consumer, 1) == [9]
         consumer.commit()
-        assert consumer.marks() == {(PID, 1): 9}
+        assert consumer.marks() == {(PID, 0): 5, (PID, 1): 9}, "there may be more to read"
+        publish(bootstrap, topic, [10], partition=1)
+        assert read_values(consumer, 1) == [10]
+        consumer.commit()
+        assert consumer.marks() == {(PID, 1): 10}
+
+
+def test_a_source_that_is_still_to_be_read_after_a_downtime_is_not_idle(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(bootstrap, "downtime")
+    publish(bootstrap, topic, [5])
+    publish(bootstrap, topic, [7, 8, 9], partition=1)
+    hour = 490_000
+    monkeypatch.setattr("replayfilter.client.consumer._hour", lambda: hour)
+    with FilteringConsumer(settings(bootstrap, topic)) as consumer:
+        consumer.subscribe([topic])
+        assert read_values(consumer, 4) == [5, 7, 8, 9]
+        consumer.commit()
+    hour += 49
+    publish(bootstrap, topic, [6, 7])
+    publish(bootstrap, topic, [8, 9, 10], partition=1)
+    with FilteringConsumer(settings(bootstrap, topic)) as consumer:
+        consumer.subscribe([topic])
+        for expected in (6, 7, 10):
+            message = consumer.poll(20)
+            assert message is not None
+            assert int(message.value() or b"") == expected
+            consumer.commit()
 
 
 def test_settings_that_would_separate_offsets_from_marks_are_refused(bootstrap: str) -> None:

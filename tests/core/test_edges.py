@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.routing import Route
@@ -140,14 +141,14 @@ def routed(rules: Rules, rows: Rows, *, shards: int = 2, max_future_us: int | No
             partition = rest[0] if rest else 0
             offsets[partition] = offset = offsets.get(partition, -1) + 1
             records.append(Record(Position("t", partition, offset), None, None, key, expiry))
-        batches.append(Batch(NOW_US, tuple(records)))
+        batches.append(Batch(BatchFacts.at(NOW_US), tuple(records)))
     stream = Stream(0, "edges", rules, max_future_us, shards, "honest", tuple(batches))
     core, model, random = CoreRun.of(stream), Model(rules, max_future_us), Random(0)
     letter = {route: name for name, route in LETTERS.items()}
     words = []
     for batch in stream.batches:
         routes = core.decide(batch, random)
-        expected = model.decide(batch.records, batch.time_us)
+        expected = model.decide(batch.records, batch.facts)
         assert routes == {position: decision.route for position, decision in expected.items()}
         words.append("".join(letter[routes[record.position]] for record in batch.records))
     return " ".join(words)

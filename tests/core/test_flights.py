@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.frames import Frame, cut_frames
 from replayfilter.core.routing import Route, route_batch
@@ -105,9 +106,8 @@ def routed(keys: KeySpec, rules: Rules) -> NDArray[np.uint8]:
             for shard, frame in zip(frames, cut.frames, strict=True):
                 shard.append(frame)
         for number in range(SHARDS):
-            decided = route_batch(
-                frames[number], rules, states[number], stores[number], int(times[batch.index[0]])
-            )
+            facts = BatchFacts.at(int(times[batch.index[0]]))
+            decided = route_batch(frames[number], rules, states[number], stores[number], facts)
             states[number] = decided.state
             for part in decided.routes:
                 codes[starts[part.partition] + part.rows.astype(np.int64)] = part.codes

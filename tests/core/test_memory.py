@@ -10,6 +10,7 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.frames import cut_frames
 from replayfilter.core.routing import route_batch
@@ -102,7 +103,7 @@ def run_stream(rules: Rules, batches: int, sources: int, *, new_sources: bool = 
                 rows=np.arange(KEYS, dtype=np.uint32), future=None, shards=1,
             )  # fmt: skip
             frames += cut.frames
-        batch = route_batch(frames, rules, ShardState.from_bytes(data), store, now * 1_000_000)
+        batch = route_batch(frames, rules, ShardState.from_bytes(data), store, BatchFacts.at(now * 1_000_000))
         data = batch.state.to_bytes()
         assert batch.stats["bytes"] == sum(map(len, store.values())), (
             "runs in the store that are not in the directory"

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from replayfilter.core import batch_clock, buckets, dedup, frames, key_run, routing
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock import expiry, units
 from replayfilter.core.replay import marks
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp, parse_stamps
+from replayfilter.core.state import ShardState
 from tests.support import core_run
 from tests.support.core_run import CoreRun, compare, describe, failure_of, routes, shrink
 from tests.support.reference import Model, Position, Record
@@ -83,7 +85,7 @@ def test_the_plain_filter_agrees_with_the_model() -> None:
         stream = one_partition(make_stream(seed, "replays"))
         records = [record for record in stream.records() if not record.broken]
         model = Model(stream.rules)
-        expected = [d.route != routing.Route.REPLAY for d in model.decide(records, time_us=0).values()]
+        expected = [d.route != routing.Route.REPLAY for d in model.decide(records, BatchFacts.at(0)).values()]
         blobs = [core_run.blob(record) for record in records]
         single, many = marks.ReplayFilter(), marks.ReplayFilter()
         assert [single.accept(Stamp.from_bytes(blob) if blob else None) for blob in blobs] == expected, seed
@@ -114,7 +116,7 @@ def test_rare_cases(monkeypatch: pytest.MonkeyPatch, case: str, merged: bool) ->
     keys, last = RARE[case]
     numbered = [[(i, *pair) for i, pair in enumerate(batch, 100 * n)] for n, batch in enumerate(keys)]
     rows = [[Record(Position("t", 0, i), None, None, key, at) for i, key, at in batch] for batch in numbered]
-    parts = tuple(Batch(0, tuple(records)) for records in rows)
+    parts = tuple(Batch(BatchFacts.at(0), tuple(records)) for records in rows)
     stream = Stream(0, case, Rules(period=10, span=4), None, 2, "honest", parts)
     expected = ["DUPLICATE" if letter == "D" else "UNIQUE" for letter in last]
     for found in (model_routes(stream), core_routes(stream)):
@@ -125,7 +127,12 @@ def one_partition(stream: Stream) -> Stream:
     """The records of the stream's first input partition, at one batch time, with marks that stay."""
     partition = min((record.position[:2] for record in stream.records()), default=None)
     batches = (
-        replace(batch, time_us=0, records=tuple(r for r in batch.records if r.position[:2] == partition))
+        replace(
+            batch,
+            facts=BatchFacts.at(0),
+            changed={},
+            records=tuple(r for r in batch.records if r.position[:2] == partition),
+        )
         for batch in stream.batches
     )
     return replace(stream, batches=tuple(batches), rules=replace(stream.rules, mark_ttl_us=0))
@@ -138,7 +145,7 @@ def core_routes(stream: Stream) -> dict[Position, routing.Route]:
 
 def model_routes(stream: Stream) -> dict[Position, routing.Route]:
     model = Model(stream.rules, stream.max_future_us)
-    decided = (model.decide(batch.records, batch.time_us, batch.period) for batch in stream.batches)
+    decided = (model.decide(batch.records, batch.facts, batch.changed) for batch in stream.batches)
     return {at: route for decisions in decided for at, route in routes(decisions).items()}
 
 
@@ -187,8 +194,22 @@ def evict_late(self: Any, latest: int, real: Any = buckets.Buckets.evict) -> Non
     real(self, latest - 1)
 
 
-def idle_at_once(self: Any, batch_time_us: int, ttl_us: int, real: Any = marks.Marks.without_idle) -> Any:
-    return real(self, batch_time_us, ttl_us - 1)
+def idle_at_once(self: Any, mark_time_us: int, ttl_us: int, real: Any = marks.Marks.without_idle) -> Any:
+    return real(self, mark_time_us, ttl_us - 1)
+
+
+def mark_time_that_leaps(self: Any, time_us: int) -> Any:
+    return replace(self, time_us=time_us, mark_time_us=time_us)
+
+
+def forgets_while_behind(
+    frames: Any, rules: Any, state: Any, store: Any, facts: BatchFacts, real: Any = routing.route_batch
+) -> Any:
+    return real(frames, rules, state, store, facts._replace(caught_up=True))
+
+
+def latest_for_ever(rules: Any, latest: int, low: int, believed_us: int) -> int:
+    return max(latest, units.time_in_unit(believed_us, rules.unit))
 
 
 def marks_across_partitions(self: Any, number: int, frame: Any, real: Any = marks.BatchMarks.replays) -> Any:
@@ -225,6 +246,9 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", buckets.Buckets, "evict", evict_late),
     ("replays", marks.Marks, "without_idle", idle_at_once),
     ("replays", marks.BatchMarks, "replays", marks_across_partitions),
+    ("replays", ShardState, "at", mark_time_that_leaps),
+    ("replays", core_run, "route_batch", forgets_while_behind),
+    ("system", batch_clock, "_latest_before", latest_for_ever),
     ("crowded", key_run.Run, "search", upper_halves_only),
     ("times", core_run, "future_threshold", lenient_threshold),
     ("system", batch_clock, "time_in_unit", time_rounded_up),

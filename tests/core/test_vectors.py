@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.expiry import aged, latest_points
 from replayfilter.core.columns import pack
@@ -132,13 +133,13 @@ def cuts(records: list[Record]) -> list[list[list[Record]]]:
 
 def decide_by_model(rules: Rules, batches: list[list[Record]]) -> dict[Position, Route]:
     model = Model(rules)
-    decided = [model.decide(records, time_us=0) for records in batches]
+    decided = [model.decide(records, BatchFacts.at(0)) for records in batches]
     return {at: decision.route for part in decided for at, decision in part.items()}
 
 
 def decide_by_core(rules: Rules, batches: list[list[Record]]) -> dict[Position, Route]:
     core, random = CoreRun(rules, None, shards=3, digest_kind="honest"), Random(0)
-    decided = [core.decide(Batch(0, tuple(records)), random) for records in batches]
+    decided = [core.decide(Batch(BatchFacts.at(0), tuple(records)), random) for records in batches]
     return {at: route for part in decided for at, route in part.items()}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import future_threshold
 from replayfilter.core.frames import cut_frames
 from replayfilter.core.routing import Route, route_batch
@@ -110,7 +111,7 @@ def core_routes(batches: list[list[tuple[Record, bool]]]) -> dict[tuple[int, int
             )
             frames += cut.frames
             routes |= {(partition, int(row)): "replay" for row in cut.replays}
-        decided = route_batch(frames, Rules(), state, store, END_MS * 1000)
+        decided = route_batch(frames, Rules(), state, store, BatchFacts.at(END_MS * 1000))
         state = decided.state
         for part in decided.routes:
             for row, code in zip(part.rows, part.codes, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.rules import Rules
 from replayfilter.errors import UnknownSchemas
 from replayfilter.formats import AvroSpec, KeySpec
@@ -35,5 +36,5 @@ def test_one_error_has_the_unknown_ids_of_all_chunks() -> None:
         )  # fmt: skip
         chunks = [chunk_of(partition, ids) for partition, ids in enumerate([[7, 1], [9, 7], [8]])]
         with pytest.raises(UnknownSchemas) as found:
-            list(decode_chunks(settings, chunks, 0))
+            list(decode_chunks(settings, chunks, BatchFacts.at(0)))
     assert found.value.ids == {7, 8, 9}

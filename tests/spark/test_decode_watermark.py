@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.frames import Frame
@@ -40,7 +41,7 @@ def observations_of(settings: PipelineSettings, chunk: InputChunk) -> list[Obser
     """What each frame of the decoded chunk observed."""
     return [
         Frame.from_bytes(row["body"]).observation
-        for out in decode_chunks(settings, [chunk], NOW_US)
+        for out in decode_chunks(settings, [chunk], BatchFacts.at(NOW_US))
         for row in out.to_pylist()
         if row["kind"] == FRAME
     ]

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.rules import Rules
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.formats import KeySpec
@@ -83,7 +84,7 @@ class Input:
     def read(self, planner: BatchPlanner, start: dict[str, Any], end: dict[str, Any]) -> Offsets:
         """The offsets of a batch's records."""
         tasks = [task for task in planner.partitions(start, end) if isinstance(task, Task)]
-        times = {task.time_us for task in tasks}
+        times = {task.facts.time_us for task in tasks}
         assert times <= {end.get(BATCH, {}).get("time_us", 0)}
         found: Offsets = {}
         for task in tasks:
@@ -162,8 +163,15 @@ def test_nothing_new_is_the_same_end_again(make_input: MakeInput) -> None:
 def test_the_end_of_a_batch_says_what_waits_behind_it(make_input: MakeInput) -> None:
     topic = make_input(2)
     topic.write(100, 1)
-    _, end = topic.plan(topic.planner(batch_records=30))
-    assert BatchEnd.from_json(end).behind == {(topic.topic, 1): 70}
+    planner = topic.planner(batch_records=70)
+    _, end = topic.plan(planner)
+    found = BatchEnd.from_json(end)
+    assert found.behind == {(topic.topic, 1): 30}
+    assert found.facts is not None
+    assert not found.facts.caught_up
+    last = BatchEnd.from_json(topic.plan(planner)[1]).facts
+    assert last is not None
+    assert last.caught_up
 
 
 def test_a_pending_batch_is_the_same_after_a_restart(make_input: MakeInput) -> None:
@@ -186,7 +194,7 @@ def test_a_batch_that_sparks_connector_planned_goes_on_with_its_time_and_offsets
                        first_offsets=json.dumps({topic.topic: {"0": 4}}))
     )  # fmt: skip
     (task,) = planner.partitions(planner.initialOffset(), {topic.topic: {"0": 7}})
-    assert task == Task({(topic.topic, 0): (4, 7)}, 5)
+    assert task == Task({(topic.topic, 0): (4, 7)}, BatchFacts(5, 5, caught_up=False))
     topic.end = {topic.topic: {"0": 7}}
     assert topic.next_batch(planner) == {0: [7, 8, 9]}
 
@@ -271,8 +279,8 @@ def test_records_deleted_while_a_task_reads_are_not_left_out(make_input: MakeInp
     topic.write(10)
     topic.delete_before(5)
     with pytest.raises(BrokerError, match=f"{topic.topic}-0 can't be read"):
-        list(read_task(topic.settings, Task({(topic.topic, 0): (2, 10)}, 1)))
-    assert list(read_task(topic.settings, Task({(topic.topic, 0): (5, 10)}, 1)))
+        list(read_task(topic.settings, Task({(topic.topic, 0): (2, 10)}, BatchFacts.at(1))))
+    assert list(read_task(topic.settings, Task({(topic.topic, 0): (5, 10)}, BatchFacts.at(1))))
 
 
 def test_a_partition_that_ends_too_early_is_waited_for(
@@ -283,8 +291,8 @@ def test_a_partition_that_ends_too_early_is_waited_for(
     topic.write(5)
     monkeypatch.setattr("replayfilter.kafka.chunk_reader.SILENCE_LIMIT_S", 1.0)
     with pytest.raises(BrokerError, match=f"nothing arrived from {topic.topic}-0"):
-        list(read_task(topic.settings, Task({(topic.topic, 0): (0, 6)}, 1)))
-    chunks = read_task(topic.settings, Task({(topic.topic, 0): (0, 6)}, 1))
+        list(read_task(topic.settings, Task({(topic.topic, 0): (0, 6)}, BatchFacts.at(1))))
+    chunks = read_task(topic.settings, Task({(topic.topic, 0): (0, 6)}, BatchFacts.at(1)))
     monkeypatch.setattr("replayfilter.kafka.chunk_reader.SILENCE_LIMIT_S", 20.0)
     topic.write(1)
     found: Offsets = {}
@@ -363,7 +371,7 @@ def test_headers_that_cannot_be_read_are_an_error_of_their_record_only(make_inpu
     write_header(topic.bootstrap, topic.topic, b"bad", b"\xff")
     rows = [
         row
-        for batch in read_task(topic.settings, Task({(topic.topic, 0): (0, 5)}, 1))
+        for batch in read_task(topic.settings, Task({(topic.topic, 0): (0, 5)}, BatchFacts.at(1)))
         for kind, body in zip(batch.column("kind").to_pylist(), batch.column("body"), strict=True)
         if kind == PAYLOAD
         for row in Payload.from_buffer(body.as_buffer()).records.to_pylist()

@@ -13,6 +13,7 @@ from hypothesis import find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import future_threshold
 from replayfilter.core.frames import Frame, cut_frames
@@ -58,8 +59,7 @@ class CoreRun:
 
     def decide(self, batch: Batch, random: Random) -> dict[Position, Route]:
         """The routes of a batch, errors included. ``random`` chooses what must make no difference."""
-        if batch.period is not None:
-            self.rules = replace(self.rules, period=batch.period)
+        self.rules = replace(self.rules, **batch.changed)
         routes: dict[Position, Route] = {}
         frames: list[list[Frame]] = [[] for _ in self.states]
         chunks: dict[tuple[str, int, int], list[Record]] = {}
@@ -71,7 +71,7 @@ class CoreRun:
                     _add_route(routes, record.position, Route.ERROR)
             cut = cut_frames(
                 *chunk_id,
-                **self._columns(chunk, batch.time_us),
+                **self._columns(chunk, batch.facts.time_us),
                 shards=len(self.states),
                 expiry_order=self.rules.needs_expiry_order,
             )
@@ -82,7 +82,7 @@ class CoreRun:
         self.stats, self.firsts = [], {}
         for number, own in enumerate(frames):
             random.shuffle(own)
-            decided = self._decide_shard(number, own, batch.time_us, random)
+            decided = self._decide_shard(number, own, batch.facts, random)
             for part in decided.routes:
                 chunk = chunks[part.topic, part.partition, part.first]
                 for row, code in zip(part.rows.tolist(), part.codes.tolist(), strict=True):
@@ -93,19 +93,21 @@ class CoreRun:
             self.stats.append(decided.stats)
         return routes
 
-    def _decide_shard(self, number: int, frames: list[Frame], time_us: int, random: Random) -> RoutedBatch:
+    def _decide_shard(
+        self, number: int, frames: list[Frame], facts: BatchFacts, random: Random
+    ) -> RoutedBatch:
         state, store = self.states[number], self.stores[number]
         if random.random() < 0.5:
             state = ShardState.from_bytes(state.to_bytes())
         if random.random() < 0.7:
-            return route_batch(frames, self.rules, state, store, time_us)
+            return route_batch(frames, self.rules, state, store, facts)
         # A batch that is tried again starts from the same state, and must be decided in the same way.
         self.twice += 1
         before, copied = state.to_bytes(), MemoryStore(store)
-        first = route_batch(frames, self.rules, state, copied, time_us)
+        first = route_batch(frames, self.rules, state, copied, facts)
         assert state.to_bytes() == before, "route_batch changed the state it was given"
         random.shuffle(frames)
-        second = route_batch(iter(frames), self.rules, state, store, time_us)
+        second = route_batch(iter(frames), self.rules, state, store, facts)
         assert _comparable(first) == _comparable(second), "a second attempt decides differently"
         assert copied == store, "a second attempt leaves other runs"
         return second
@@ -155,13 +157,15 @@ def compare(stream: Stream) -> Counter[str]:
     random = Random(f"driver {stream.seed}")
     core, model = CoreRun.of(stream), Model(stream.rules, stream.max_future_us)
     # A category that comes back after it was forgotten is new, but a model that never forgets knows it.
-    steady = stream.rules.clock is not Clock.CATEGORICAL and all(b.period is None for b in stream.batches)
+    # So is a key whose bucket was forgotten, if the time goes back after that.
+    settled = stream.rules.clock not in (Clock.CATEGORICAL, Clock.SYSTEM)
+    steady = settled and not any(batch.changed for batch in stream.batches)
     unforgetting = Model(stream.rules, stream.max_future_us, forgets=False)
     seen: Counter[str] = Counter()
     for number, batch in enumerate(stream.batches):
-        expected = model.decide(batch.records, batch.time_us, batch.period)
+        expected = model.decide(batch.records, batch.facts, batch.changed)
         if steady:
-            kept = unforgetting.decide(batch.records, batch.time_us)
+            kept = unforgetting.decide(batch.records, batch.facts)
             assert routes(kept) == routes(expected), f"batch {number}: forgetting changes routes in the model"
         found = core.decide(batch, random)
         for record in sorted(batch.records, key=lambda record: record.position):
@@ -317,8 +321,8 @@ def describe(stream: Stream) -> str:
         f"digests={small.digest_kind}",
     ]
     for number, batch in enumerate(small.batches):
-        lines.append(f"batch {number} at {batch.time_us} us, period {batch.period or 'as before'}")
-        decisions = model.decide(batch.records, batch.time_us, batch.period)
+        lines.append(f"batch {number}, {batch.facts}, changed: {dict(batch.changed)}")
+        decisions = model.decide(batch.records, batch.facts, batch.changed)
         for record in sorted(batch.records, key=lambda record: record.position):
             decision = decisions[record.position]
             cut = "cut" if record.position in batch.cuts else "   "

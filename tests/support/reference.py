@@ -2,21 +2,25 @@
 
 It is slow and obvious on purpose: read it as the specification of what the vectorised core must decide. It
 knows nothing of shards, frames, runs or overflow. From the core it uses only the names of the routes and of
-the clocks, and the plain numbers in ``Rules``.
+the clocks, and the plain numbers in ``Rules`` and ``BatchFacts``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, Rules
 
+HOUR_US = 3600 * 10**6
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "iso8601": 10**3}
 
 
@@ -61,7 +65,7 @@ class Mark:
     """The mark of a source after a batch, and what else is known of the source."""
 
     offset: int
-    seen_us: int
+    seen_us: int  # in mark time
     gaps: int = 0
     partitions: set[InputPartition] = field(default_factory=set)  # where its records were
 
@@ -93,6 +97,8 @@ class Model:
         self.forgets = forgets
         self.marks: dict[Source, Mark] = {}
         self.latest: int | None = None
+        self.time_us: int | None = None  # of the last batch
+        self.mark_time_us = 0
         self.categories: dict[InputPartition, list[int]] = {}  # in the order in which they first appeared
         self.accepted: dict[int, list[int]] = {}  # dedup key -> expiry keys of the unique records
         self.firsts: dict[tuple[int, int], Position] = {}  # (dedup key, expiry key) -> the accepted record
@@ -100,17 +106,15 @@ class Model:
         self.gaps = 0  # in the last batch
 
     def decide(
-        self, records: Iterable[Record], time_us: int, period: int | None = None
+        self, records: Iterable[Record], facts: BatchFacts, changed: Mapping[str, Any] = NOTHING
     ) -> dict[Position, Decision]:
-        """Decide one batch at ``time_us``, in microseconds; ``period``: a new period from this batch on."""
-        if period is not None:
-            self.rules = replace(self.rules, period=period)
-        self._forget_idle_marks(time_us)
+        """Decide one batch; ``changed``: settings of the rules that are others from this batch on."""
+        self.rules, time_us = replace(self.rules, **changed), facts.time_us
+        self._advance_mark_time(time_us)
         if self.rules.clock is Clock.SYSTEM:
-            now = self._time_in_unit(time_us)
-            self.latest = (
-                now if self.latest is None else max(self.latest, now)
-            )  # the host's clock may be set back
+            now = self._time_in_unit(facts.believed_us)
+            wrong = self.latest is not None and self.latest > self._time_in_unit(facts.believed_us + HOUR_US)
+            self.latest = now if self.latest is None or wrong else max(self.latest, now)
         if self.rules.clock is not Clock.CATEGORICAL:
             self._forget_expired_buckets()
 
@@ -123,7 +127,8 @@ class Model:
             for record in own:
                 decisions[record.position] = self._decide_record(record, view, time_us)
 
-        self._commit(views, time_us)
+        self._commit(views)
+        self._forget_idle_marks(facts.caught_up)
         self._forget_expired_buckets()
         return decisions
 
@@ -211,22 +216,32 @@ class Model:
             return True  # otherwise it would have been forgotten
         return latest is not None and latest - accepted < self.rules.period
 
-    def _commit(self, views: dict[InputPartition, View], time_us: int) -> None:
+    def _advance_mark_time(self, time_us: int) -> None:
+        """By the time since the last batch, but neither back nor by more than an hour."""
+        if self.time_us is None:
+            self.mark_time_us = time_us
+        elif time_us > self.time_us:
+            self.mark_time_us += min(time_us - self.time_us, HOUR_US)
+        self.time_us = time_us
+
+    def _commit(self, views: dict[InputPartition, View]) -> None:
         self.gaps = 0
         for partition, view in views.items():
             if view.latest is not None:
                 self.latest = view.latest if self.latest is None else max(self.latest, view.latest)
             for source in view.sources:
                 offset = view.marks[source]
-                mark = self.marks.setdefault(source, Mark(offset, time_us))
+                mark = self.marks.setdefault(source, Mark(offset, self.mark_time_us))
                 mark.offset = max(mark.offset, offset)
-                mark.seen_us = time_us
+                mark.seen_us = self.mark_time_us
                 mark.partitions.add(partition)
                 mark.gaps += view.gaps.get(source, 0)
                 self.gaps += view.gaps.get(source, 0)
 
-    def _forget_idle_marks(self, time_us: int) -> None:
-        idle = [s for s, mark in self.marks.items() if time_us - mark.seen_us > self.rules.mark_ttl_us]
+    def _forget_idle_marks(self, caught_up: bool) -> None:
+        """Not while there is more to read: a source that seems idle may be in what comes next."""
+        ages = {source: self.mark_time_us - mark.seen_us for source, mark in self.marks.items()}
+        idle = [source for source, age in ages.items() if caught_up and age > self.rules.mark_ttl_us]
         for source in idle:
             del self.marks[source]
         self.forgotten_marks = len(idle)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import xxhash
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.input_partition import InputPartition
@@ -22,16 +24,19 @@ EPOCH_US = 1_700_000_000_000_000  # batch time of the first batch
 PARTITIONS = (("a", 0), ("a", 2), ("a", 10), ("b", 0))  # as numbers 2 comes before 10, as text after it
 SOURCES = tuple(Source(pid, partition) for pid in (-1, 0, INT64_MAX, INT64_MIN) for partition in (0, 5))
 HUGE = 2**62
+DAY_US = 24 * 3600 * 10**6
 
 
 @dataclass(frozen=True)
 class Batch:
     """Records in any order; in each input partition a new chunk starts at each position in ``cuts``."""
 
-    time_us: int
+    facts: BatchFacts
     records: tuple[Record, ...]
     cuts: frozenset[Position] = frozenset()
-    period: int | None = None  # a new period from this batch on
+    changed: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of the rules that are others from this batch on
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def recut(stream: Stream, seed: int, *, batches: bool = False) -> Stream:
         ends = sorted(random.randrange(len(records) + 1) for _ in range(random.randrange(8)))
         starts = [0, *ends]
         parts = [
-            Batch(stream.batches[0].time_us, tuple(records[a:b]))
+            Batch(stream.batches[0].facts, tuple(records[a:b]))
             for a, b in zip(starts, [*ends, len(records)], strict=True)
         ]
     parts = [replace(part, cuts=_random_cuts(random, part.records)) for part in parts]
@@ -172,13 +177,44 @@ class _Maker:
         random = self.random
         time_us = EPOCH_US + random.choice((0, 1, 999_999))  # not always a whole number of units
         for _ in range(random.randint(4, 10) if self.profile == "crowded" else random.randint(1, 7)):
+            if random.random() < 0.3:
+                self.add_partition()
             records = self.make_records(time_us)
-            period = random.choice((None, 3, 10, 29, 90)) if self.profile == "periods" else None
-            yield Batch(time_us, tuple(records), _random_cuts(random, records), period)
+            facts = BatchFacts(time_us, self.believed(time_us), random.random() < 0.7)
+            yield Batch(facts, tuple(records), _random_cuts(random, records), self.make_changes())
             steps = (-1, 0, 1, 2) if self.profile == "times" else (-2, 0, 1, 1, 2, 2, 3, 9)
             time_us += self.tick_us * random.choice(steps)  # a host's clock may be set back
+            if self.profile in ("system", "replays") and random.random() < 0.2:
+                time_us += random.choice((-DAY_US, DAY_US))  # a downtime, or a clock that is wrong
             if self.profile in ("times", "system"):
                 self.front = max(self.front, time_us * 1000 // UNIT_NS[self.unit])
+
+    def add_partition(self) -> None:
+        """An input partition that is there from the next batch on."""
+        new = [partition for partition in PARTITIONS if partition not in self.sources]
+        if new and self.profile != "periods":
+            partition = self.random.choice(new)
+            self.partitions.append(partition)
+            self.offsets[partition] = 0
+            free = SOURCES[2 * len(self.sources) :][:2]
+            shared = next(iter(self.sources.values()))
+            self.sources[partition] = shared if self.profile == "replays" else free
+
+    def believed(self, time_us: int) -> int:
+        if self.profile == "system" and self.random.random() < 0.3:
+            return time_us - self.random.choice((self.tick_us, DAY_US))
+        return time_us
+
+    def make_changes(self) -> Mapping[str, Any]:
+        """Settings that are changed between two batches."""
+        random = self.random
+        if self.profile == "periods":
+            period = random.choice((None, 3, 10, 29, 90))
+            return {} if period is None else {"period": period}
+        if self.profile == "replays" and random.random() < 0.2:
+            ttl = random.choice((0, self.tick_us, 4 * self.tick_us, DAY_US))
+            return {"mark_ttl_us": ttl, "replay": random.random() < 0.8}
+        return {}
 
     def make_records(self, time_us: int) -> list[Record]:
         random, records = self.random, list[Record]()

@@ -34,8 +34,8 @@ def due_changes(changes: Sequence[MarkChange], applied: int, batch: int) -> list
     return [change for change in changes if change.number > applied and change.batch <= batch]
 
 
-def apply_changes(marks: Marks, changes: Sequence[MarkChange], batch_time_us: int) -> Marks:
-    """The marks after these changes; a source whose mark is set counts as seen at the batch time.
+def apply_changes(marks: Marks, changes: Sequence[MarkChange], mark_time_us: int) -> Marks:
+    """The marks after these changes; a source whose mark is set counts as seen now.
 
     >>> apply_changes(Marks.empty(), [MarkChange(1, 0, 7, 2, 99)], 0).as_dict()
     {(7, 2): 99}
@@ -47,7 +47,7 @@ def apply_changes(marks: Marks, changes: Sequence[MarkChange], batch_time_us: in
             continue
         new = old if len(old.mark) else Marks.zeros(1)
         new.pid[0], new.partition[0] = change.pid, change.partition
-        new.mark[0], new.seen[0] = change.mark, batch_time_us
+        new.mark[0], new.seen[0] = change.mark, mark_time_us
         marks = Marks.joined([marks, new])
         marks = marks.take(np.lexsort((marks.partition, marks.pid)))
     return marks

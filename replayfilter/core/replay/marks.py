@@ -11,8 +11,12 @@ Rules, for one source (pid, source partition):
   They are counted;
 - while a batch is decided, each input partition sees the marks before the batch and its own earlier
   records. After the batch a mark is the largest over all input partitions;
-- a mark whose source was not seen for longer than the time to live, by batch time, is forgotten before
-  the next batch.
+- a mark whose source was not seen for longer than the time to live is forgotten, but only after a batch
+  that had all records that could be read, and after these are decided: what has not been read yet may be
+  from the source.
+
+Idleness is measured in *mark time*. It advances with the batch time, by an hour at most from one batch to
+the next, and it never goes back. So neither a downtime nor a wrong clock makes a source idle.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ class Marks:
     """The marks of s sources, sorted by (pid, partition); all columns have length s.
 
     - ``pid`` int64, ``partition`` int32: the source. ``mark`` int64.
-    - ``seen`` int64: the time of the last batch with a record of the source, in microseconds.
+    - ``seen`` int64: the mark time of the last batch with a record of the source, in microseconds.
     - ``gaps`` int64: gaps counted so far.
     - ``input_hash`` int64: hash of the input partition of the last record. ``spread`` bool: whether the
       source was seen in more than one input partition, which a stamping producer never causes.
@@ -123,9 +127,9 @@ class Marks:
         """The marks of these rows."""
         return Marks(*(getattr(self, field)[rows] for field, _, _ in _COLUMNS))
 
-    def without_idle(self, batch_time_us: int, ttl_us: int) -> Marks:
-        """The marks of sources seen within the last ``ttl_us`` microseconds before ``batch_time_us``."""
-        alive = self.seen >= batch_time_us - ttl_us
+    def without_idle(self, mark_time_us: int, ttl_us: int) -> Marks:
+        """The marks of sources seen within the last ``ttl_us`` microseconds before ``mark_time_us``."""
+        alive = self.seen >= mark_time_us - ttl_us
         return self if alive.all() else self.take(alive)
 
     def as_dict(self) -> dict[tuple[int, int], int]:
@@ -154,7 +158,7 @@ class BatchMarks:
     marks after the batch. ``gaps`` counts the gaps so far.
     """
 
-    def __init__(self, marks: Marks, frames: list[Frame], batch_time_us: int) -> None:
+    def __init__(self, marks: Marks, frames: list[Frame], mark_time_us: int) -> None:
         table = _sources(marks.pid, marks.partition)
         named = [_sources(frame.pids, frame.partitions) for frame in frames]
         sources, index = np.unique(np.concatenate([table, *named]), return_inverse=True)
@@ -168,7 +172,7 @@ class BatchMarks:
         self._known_before[at] = True
         self._known = self._known_before.copy()
         self._before = self._after.mark.copy()
-        self._time = batch_time_us
+        self._time = mark_time_us
         self._partition: InputPartition | None = None
         self.gaps = 0
 

@@ -17,8 +17,8 @@ class Replay(Section):
     enabled: bool = setting(True, "Drop records that an upstream job wrote again.", [False])
     mark_ttl: Annotated[Duration, Field(gt=0)] = setting(
         48 * 3600 * 10**6,
-        "The mark of a source that has sent nothing for this long is forgotten. Must be longer than any "
-        "pause after which an upstream job may write records again.",
+        "The mark of a source that has sent nothing for this long is forgotten. Downtime of this service "
+        "does not count. Must be longer than any pause after which an upstream job may write records again.",
         ["14d"],
     )
     on_invalid: Literal["pass", "error"] = setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.replay.mark_changes import MarkChange, apply_changes, due_changes
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.routing import route_batch
@@ -51,4 +52,4 @@ def test_the_state_counts_the_changes_applied_to_it() -> None:
     for batch, mark, applied in ((9, 4, 4), (10, 5, 5), (10, 5, 5)):
         state = state.with_changes(changes, batch, NOW)
         assert (state.marks.as_dict(), state.applied_changes) == ({(7, 1): mark}, applied)
-    assert route_batch([], Rules(), state, MemoryStore(), NOW).state.applied_changes == 5
+    assert route_batch([], Rules(), state, MemoryStore(), BatchFacts.at(NOW)).state.applied_changes == 5

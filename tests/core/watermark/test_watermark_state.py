@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.frames import Frame, cut_frames
@@ -38,7 +39,7 @@ def decide(
     frames: Iterable[Frame], rules: Rules, state: ShardState, store: MemoryStore | None = None
 ) -> RoutedBatch:
     kept = MemoryStore() if store is None else store
-    return route_batch(frames, rules, ShardState.from_bytes(state.to_bytes()), kept, 0)
+    return route_batch(frames, rules, ShardState.from_bytes(state.to_bytes()), kept, BatchFacts.at(0))
 
 
 def rules_of(watermark: WatermarkRules, clock: Clock = Clock.WATERMARK) -> Rules:
