@@ -176,19 +176,13 @@ class Buckets:
             if self.rules.keeps_ages:
                 kept[AGE] = self._age(number, expiry[rows])
             entries = self.entries.setdefault(number, [])
-            start = _merge_from([entry.keys for entry in entries], len(rows))
+            start = merge_from([entry.keys for entry in entries], len(rows))
             merged = [Run.from_bytes(self.store.read(entry.name)) for entry in entries[start:]]
-            entry = self._keep(number, Run.merged([Run(hi[rows], lo[rows], kept), *merged]))
+            entry = keep_run(self.store, number, Run.merged([Run(hi[rows], lo[rows], kept), *merged]))
             for old in entries[start:]:
                 if old.name != entry.name:
                     self.store.drop(old.name)
             entries[start:] = [entry]
-
-    def _keep(self, bucket: int, run: Run) -> Entry:
-        data = run.to_bytes()
-        name = (bucket + 2**63).to_bytes(8, "big").hex() + xxhash.xxh3_128_hexdigest(data)
-        self.store.write(name, data)
-        return Entry(bucket, name, len(run.hi), len(data))
 
     def _age(self, bucket: int, expiry: NDArray[np.int64]) -> NDArray[np.unsignedinteger]:
         # Modulo 2**64, because a bucket may start below the smallest int64.
@@ -201,10 +195,18 @@ class Buckets:
         return (age.astype(np.uint64) + start).view(np.int64)
 
 
-def _merge_from(sizes: list[int], new: int) -> int:
-    """The index from which on a bucket's runs, of these ``sizes`` in keys, are merged with ``new`` keys.
+def keep_run(store: RunStore, bucket: int, run: Run) -> Entry:
+    """Write a run to the store; its entry in the directory."""
+    data = run.to_bytes()
+    name = (bucket + 2**63).to_bytes(8, "big").hex() + xxhash.xxh3_128_hexdigest(data)
+    store.write(name, data)
+    return Entry(bucket, name, len(run.hi), len(data))
 
-    >>> _merge_from([900, 40, 10], 12)
+
+def merge_from(sizes: list[int], new: int) -> int:
+    """The index from which on runs, of these ``sizes`` in keys, are merged with ``new`` keys.
+
+    >>> merge_from([900, 40, 10], 12)
     1
     """
     first = len(sizes)
@@ -214,23 +216,23 @@ def _merge_from(sizes: list[int], new: int) -> int:
     return first
 
 
-def directory_columns(buckets: Iterable[list[Entry]]) -> Columns:
-    """The directory as columns of the state."""
+def directory_columns(buckets: Iterable[Iterable[Entry]], prefix: str = "run") -> Columns:
+    """The directory as columns of the state, whose names begin with ``prefix``."""
     entries = [entry for bucket in buckets for entry in bucket]
     return {
-        "run_bucket": np.array([entry.bucket for entry in entries], np.int64),
-        "run_name": np.frombuffer(bytes.fromhex("".join(entry.name for entry in entries)), np.uint8),
-        "run_keys": np.array([entry.keys for entry in entries], np.int64),
-        "run_size": np.array([entry.size for entry in entries], np.int64),
+        f"{prefix}_bucket": np.array([entry.bucket for entry in entries], np.int64),
+        f"{prefix}_name": np.frombuffer(bytes.fromhex("".join(entry.name for entry in entries)), np.uint8),
+        f"{prefix}_keys": np.array([entry.keys for entry in entries], np.int64),
+        f"{prefix}_size": np.array([entry.size for entry in entries], np.int64),
     }
 
 
-def directory_entries(columns: Columns) -> dict[int, list[Entry]]:
+def directory_entries(columns: Columns, prefix: str = "run") -> dict[int, list[Entry]]:
     """The directory that :func:`directory_columns` wrote."""
-    names = columns["run_name"].tobytes().hex()
+    names = columns[f"{prefix}_name"].tobytes().hex()
     width = 2 * NAME_BYTES
     directory: dict[int, list[Entry]] = {}
-    numbers = zip(*(columns[name].tolist() for name in ("run_bucket", "run_keys", "run_size")), strict=True)
+    numbers = zip(*(columns[f"{prefix}_{name}"].tolist() for name in ("bucket", "keys", "size")), strict=True)
     for i, (bucket, keys, size) in enumerate(numbers):
         directory.setdefault(bucket, []).append(Entry(bucket, names[width * i : width * (i + 1)], keys, size))
     return directory

@@ -73,12 +73,13 @@ class Run:
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
         """Search for n sorted digests: the indexes of those found, their positions here, false positives.
 
-        The run must have its Bloom filter. ``masks`` uint64[n]: :func:`bloom_masks` of ``lo``, which the
-        caller computes once for many runs.
+        ``masks`` uint64[n]: :func:`bloom_masks` of ``lo``, which the caller computes once for many runs.
+        A small run needs no Bloom filter.
         """
-        assert self.bloom is not None, "the run has no Bloom filter"
-        words = self.bloom[_bloom_words_of(hi, len(self.bloom))]
-        maybe = np.flatnonzero((words & masks) == masks)
+        maybe = np.arange(len(hi))
+        if self.bloom is not None:
+            words = self.bloom[_bloom_words_of(hi, len(self.bloom))]
+            maybe = np.flatnonzero((words & masks) == masks)
         at = np.searchsorted(self.hi, hi[maybe])
         while True:  # more than once only for digests with equal upper halves
             inside = at < len(self.hi)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +100,7 @@ def route_batch(
     """
     ordered = sorted(frames, key=lambda frame: (frame.topic, frame.partition, frame.first))
     state = state.at(facts.time_us)
-    marks = BatchMarks(state.marks, ordered, state.mark_time_us)
+    marks = BatchMarks(ordered, partial(state.marks.find, store=store), state.mark_time_us)
     watermark = state.watermark or WatermarkState()
     clock = BatchClock(rules, state, watermark.low, facts.believed_us)
     partitions = list(state.partitions)
@@ -109,8 +110,9 @@ def route_batch(
         clock.evict_before(buckets)
         routes = _decide_duplicates(routes, candidates, buckets, tuple(partitions))
         clock.evict_after(buckets)
-    seen = marks.result()
-    kept = seen.without_idle(state.mark_time_us, rules.mark_ttl_us) if facts.caught_up else seen
+    seen = kept = state.marks.with_changed(marks.result(), marks.before, store)
+    if facts.caught_up:
+        kept = seen.without_idle(state.mark_time_us, rules.mark_ttl_us, store)
     state_after = replace(
         state,
         latest=clock.latest,
@@ -127,7 +129,7 @@ def route_batch(
         ]
         state_after = replace(state_after, watermark=watermark.after(observed, rules.watermark))
     stats = _stats_of(state_after, buckets)
-    stats |= {"gaps": marks.gaps, "forgotten": len(seen.mark) - len(kept.mark)}
+    stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}
     return RoutedBatch([each for each in routes if len(each.rows)], state_after, stats, watermark.low)
 
 
@@ -212,8 +214,8 @@ def _stats_of(state: ShardState, buckets: Buckets) -> dict[str, int]:
     """What there is to count in the state after a batch, and in what was done to its buckets."""
     entries = [entry for bucket in state.runs.values() for entry in bucket]
     return {
-        "sources": len(state.marks.mark),
-        "spread": int(state.marks.spread.sum()),
+        "sources": state.marks.sources,
+        "spread": state.marks.spread,
         "keys": state.keys,
         "memory": state.memory,
         "bytes": sum(entry.size for entry in entries),

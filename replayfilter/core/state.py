@@ -4,34 +4,37 @@ All shards together remember each dedup key once: a key belongs to one shard. Wh
 its decisions is in all of them, and the same in all of them: marks, the latest point, categories and the
 low watermark.
 
-The state is one block of bytes (see ``columns.py``). The runs themselves are not in it: the state has only
-their directory, and a run is read by its name when it is needed. The names of columns and fields are part
-of every checkpoint and older than those of the attributes, so some differ: ``places``, ``edits``, ``tide``.
+The state is one block of bytes (see ``columns.py``). The runs themselves, of keys and of marks, are not in
+it: the state has only their directory, and a run is read by its name when it is needed. The names of columns
+and fields are part of every checkpoint and older than those of the attributes, so some differ: ``places``,
+``edits``, ``tide``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from replayfilter.core.batch_facts import CLOCK_STEP_US
-from replayfilter.core.buckets import Entry, directory_columns, directory_entries
+from replayfilter.core.buckets import Entry, RunStore, directory_columns, directory_entries
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.columns import Columns, pack, unpack
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.key_run import cached_size
-from replayfilter.core.replay.mark_changes import MarkChange, apply_changes, due_changes
-from replayfilter.core.replay.marks import Marks
+from replayfilter.core.replay.mark_changes import MarkChange, due_changes
+from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.watermark.watermark_state import WatermarkState
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+READABLE = (1, STATE_VERSION)  # version 1 has all marks in the block, and no times
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
     """Everything that a shard remembers.
 
-    - ``latest``: the latest point. ``marks``: the mark of every source.
+    - ``latest``: the latest point. ``marks``: the mark of every source (see mark_table.py).
     - ``runs``: the directory of the shard's own runs, by bucket.
     - ``categories``: with clock ``categorical`` only.
     - ``partitions``: the input partitions of first records, which keys refer to by index.
@@ -41,7 +44,7 @@ class ShardState:
     """
 
     latest: int
-    marks: Marks
+    marks: MarkTable = field(default_factory=MarkTable)
     runs: dict[int, list[Entry]] = field(default_factory=dict)
     categories: Columns | None = None
     partitions: tuple[InputPartition, ...] = ()
@@ -53,7 +56,7 @@ class ShardState:
     @classmethod
     def empty(cls) -> ShardState:
         """The state before the first record."""
-        return cls(UNKNOWN, Marks.empty())
+        return cls(UNKNOWN)
 
     def at(self, time_us: int) -> ShardState:
         """The state when a batch begins at this time: mark time has advanced."""
@@ -62,10 +65,12 @@ class ShardState:
         step = min(max(0, time_us - self.time_us), CLOCK_STEP_US)
         return replace(self, time_us=time_us, mark_time_us=self.mark_time_us + step)
 
-    def with_changes(self, changes: Sequence[MarkChange], batch: int, batch_time_us: int) -> ShardState:
+    def with_changes(
+        self, changes: Sequence[MarkChange], batch: int, batch_time_us: int, store: RunStore
+    ) -> ShardState:
         """The state after the mark changes that are due at the batch with number ``batch``."""
         due, state = due_changes(changes, self.applied_changes, batch), self.at(batch_time_us)
-        marks = apply_changes(self.marks, due, state.mark_time_us)
+        marks = self.marks.with_changes(due, state.mark_time_us, store)
         return replace(state, marks=marks, applied_changes=self.applied_changes + len(due))
 
     def columns(self) -> Columns:
@@ -85,7 +90,8 @@ class ShardState:
     @property
     def memory(self) -> int:
         """Bytes in a worker's memory: the runs as a cache maps them, and the columns."""
-        runs = (cached_size(entry.keys, entry.size) for entries in self.runs.values() for entry in entries)
+        entries = chain(self.marks.runs, *self.runs.values())
+        runs = (cached_size(entry.keys, entry.size) for entry in entries)
         return sum(runs) + sum(column.nbytes for column in self.columns().values())
 
     def to_bytes(self) -> bytes:
@@ -95,6 +101,7 @@ class ShardState:
             "latest": self.latest,
             "places": self.partitions,
             "edits": self.applied_changes,
+            "marks": self.marks.meta(),
             "time_us": self.time_us,
             "mark_time_us": self.mark_time_us,
         }
@@ -106,10 +113,10 @@ class ShardState:
     def from_bytes(cls, data: bytes) -> ShardState:
         """Read a state. Raises ``ValueError`` for other bytes, or for a state of another version."""
         columns, meta = unpack(data)
-        if meta["version"] != STATE_VERSION:
-            raise ValueError(f"shard state has version {meta['version']}, this program reads {STATE_VERSION}")
-        marks = Marks.from_columns(columns)
-        last_seen = int(marks.seen.max(initial=UNKNOWN))  # batch times, where the state has no others
+        if meta["version"] not in READABLE:
+            raise ValueError(f"shard state has version {meta['version']}, this program reads {READABLE}")
+        marks = MarkTable.restore(columns, meta.get("marks"))
+        last_seen = int(marks.recent.seen.max(initial=UNKNOWN))  # batch times, where there are no others
         return cls(
             latest=meta["latest"],
             marks=marks,

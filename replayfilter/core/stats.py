@@ -25,7 +25,7 @@ class Stat:
 STATS = (
     Stat("sources", "sources with a mark", Aggregate.MAX),
     Stat("gaps", "gaps in this batch: offsets above mark + 1", Aggregate.MAX),
-    Stat("forgotten", "marks forgotten in this batch because they were idle", Aggregate.MAX),
+    Stat("forgotten", "marks removed in this batch because they were idle", Aggregate.MAX),
     Stat("spread", "sources seen in more than one input partition", Aggregate.MAX),
     Stat("keys", "dedup keys remembered"),
     Stat("bytes", "bytes of runs in the state"),

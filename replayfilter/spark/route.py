@@ -40,8 +40,9 @@ from replayfilter.spark.run_cache import RunCache
 class Router(StatefulProcessor):
     """Frames in, routes out: one row of routes for each chunk, and one row with the shard's report.
 
-    A shard's state is one value, which holds its marks, latest point and directory of runs, and one map with
-    the runs by name. Each access costs 0.1 ms whatever its size, so there are few of them and they are large.
+    A shard's state is one value, which holds its recent marks, latest point and directory of runs, and one
+    map with the runs by name. Each access costs 0.1 ms whatever its size, so there are few of them and they
+    are large.
     """
 
     def __init__(self, settings: PipelineSettings) -> None:
@@ -65,9 +66,9 @@ class Router(StatefulProcessor):
         facts = facts_from_text(str(parts[0]["facts"].iloc[0]))
         stored = self._state.get()
         state = ShardState.empty() if stored is None else ShardState.from_bytes(bytes(stored[0]))
-        if settings.mark_changes:
-            state = state.with_changes(settings.mark_changes, _batch_id(), facts.time_us)
         store = StateRuns(self._runs, worker.run_cache(settings.cache_bytes))
+        if settings.mark_changes:
+            state = state.with_changes(settings.mark_changes, _batch_id(), facts.time_us, store)
         batch = route_batch(frames, settings.rules, state, store, facts)
         self._state.update((batch.state.to_bytes(),))
 

@@ -13,11 +13,14 @@ import re
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
+from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError
 from replayfilter.jvm.java import java
@@ -28,7 +31,7 @@ _NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
 
 
 def read_shards(checkpoint: Path) -> list[ShardState]:
-    """The state of every shard after the last finished batch. Starts Spark and stops it.
+    """The state of every shard after the last finished batch, with all marks in it. Starts and stops Spark.
 
     ``checkpoint``: Spark's own folder in the checkpoint. Raises CheckpointError if the state can't be read,
     and MissingDependency without Java.
@@ -36,7 +39,7 @@ def read_shards(checkpoint: Path) -> list[ShardState]:
     with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder:
         try:
             _link(checkpoint, Path(folder, "view"))
-            return [ShardState.from_bytes(state) for state in _read(Path(folder, "view"))]
+            return _read(Path(folder, "view"))
         except (PySparkException, OSError, ValueError, KeyError) as error:
             first = (str(error).strip().splitlines() or ["no reason given"])[0]
             raise CheckpointError(
@@ -45,7 +48,23 @@ def read_shards(checkpoint: Path) -> list[ShardState]:
             ) from error
 
 
-def _read(view: Path) -> list[bytes]:
+class _ReadRuns:
+    """The runs of marks that were read, as the store that they were written to."""
+
+    def __init__(self, runs: dict[str, bytes]) -> None:
+        self._runs = runs
+
+    def read(self, name: str) -> bytes:
+        return self._runs[name]
+
+    def write(self, name: str, data: bytes) -> None:
+        raise NotImplementedError("the state of a stopped service is only read")
+
+    def drop(self, name: str) -> None:
+        raise NotImplementedError("the state of a stopped service is only read")
+
+
+def _read(view: Path) -> list[ShardState]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
     settings: dict[str, bool | float | int | str | None] = {
@@ -59,9 +78,16 @@ def _read(view: Path) -> list[bytes]:
     }
     spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
     try:
-        reader = spark.read.format("statestore").option("stateVarName", "shard")
-        states = reader.load(f"file:{view}").select("value.state")
-        return [bytes(row[0]) for row in states.collect()]
+        reader = spark.read.format("statestore")
+        states = reader.option("stateVarName", "shard").load(f"file:{view}").select("value.state")
+        shards = [ShardState.from_bytes(bytes(row[0])) for row in states.collect()]
+        names = {bytes.fromhex(entry.name) for shard in shards for entry in shard.marks.runs}
+        store = _ReadRuns({})
+        if names:  # few have so many sources
+            runs = reader.option("stateVarName", "runs").load(f"file:{view}")
+            found = runs.select("user_map_key.name", "user_map_value.run").where(f.col("name").isin([*names]))
+            store = _ReadRuns({bytes(name).hex(): bytes(run) for name, run in found.collect()})
+        return [replace(shard, marks=MarkTable.of(shard.marks.all(store))) for shard in shards]
     finally:
         spark.stop()
 

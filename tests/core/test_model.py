@@ -14,7 +14,7 @@ import pytest
 from replayfilter.core import batch_clock, buckets, dedup, frames, key_run, routing
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock import expiry, units
-from replayfilter.core.replay import marks
+from replayfilter.core.replay import mark_table, marks
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp, parse_stamps
 from replayfilter.core.state import ShardState
@@ -78,6 +78,14 @@ def test_merging_makes_no_difference(monkeypatch: pytest.MonkeyPatch, most: int)
     monkeypatch.setattr(buckets, "MAX_RUN_KEYS", most)
     for seed in range(60):
         compare(make_stream(seed, "crowded"))
+
+
+@pytest.mark.parametrize("recent", [0, 1, 3])
+def test_runs_of_marks_make_no_difference(monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
+    """Marks in many small runs, which otherwise need thousands of sources."""
+    monkeypatch.setattr(mark_table, "RECENT_MARKS", recent)
+    for seed in range(120):
+        compare(make_stream(seed, "replays"))
 
 
 def test_the_plain_filter_agrees_with_the_model() -> None:
@@ -194,8 +202,14 @@ def evict_late(self: Any, latest: int, real: Any = buckets.Buckets.evict) -> Non
     real(self, latest - 1)
 
 
-def idle_at_once(self: Any, mark_time_us: int, ttl_us: int, real: Any = marks.Marks.without_idle) -> Any:
-    return real(self, mark_time_us, ttl_us - 1)
+def idle_at_once(
+    self: Any, mark_time_us: int, ttl_us: int, store: Any, real: Any = mark_table.MarkTable.without_idle
+) -> Any:
+    return real(self, mark_time_us, ttl_us - 1, store)
+
+
+def oldest_run_first(self: Any, store: Any, real: Any = mark_table.MarkTable._newest_first) -> Any:
+    return reversed(list(real(self, store)))
 
 
 def mark_time_that_leaps(self: Any, time_us: int) -> Any:
@@ -244,7 +258,7 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("crowded", key_run.Run, "merged", run_as_it_comes),
     ("plain", buckets.Buckets, "evict", evict_early),
     ("plain", buckets.Buckets, "evict", evict_late),
-    ("replays", marks.Marks, "without_idle", idle_at_once),
+    ("replays", mark_table.MarkTable, "without_idle", idle_at_once),
     ("replays", marks.BatchMarks, "replays", marks_across_partitions),
     ("replays", ShardState, "at", mark_time_that_leaps),
     ("replays", core_run, "route_batch", forgets_while_behind),

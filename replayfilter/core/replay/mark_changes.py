@@ -7,12 +7,10 @@ A later batch always has the change, because the state counts the changes that w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from replayfilter.core.replay.marks import Marks
+Source = tuple[int, int]  # pid and source partition
 
 
 class MarkChange(NamedTuple):
@@ -34,20 +32,15 @@ def due_changes(changes: Sequence[MarkChange], applied: int, batch: int) -> list
     return [change for change in changes if change.number > applied and change.batch <= batch]
 
 
-def apply_changes(marks: Marks, changes: Sequence[MarkChange], mark_time_us: int) -> Marks:
-    """The marks after these changes; a source whose mark is set counts as seen now.
+def after_changes(marks: Mapping[Source, int], changes: Sequence[MarkChange]) -> dict[Source, int]:
+    """The marks by source after these changes.
 
-    >>> apply_changes(Marks.empty(), [MarkChange(1, 0, 7, 2, 99)], 0).as_dict()
+    >>> after_changes({(7, 1): 5}, [MarkChange(1, 0, 7, 2, 99), MarkChange(2, 0, 7, 1, None)])
     {(7, 2): 99}
     """
+    after = dict(marks)
     for change in changes:
-        same = (marks.pid == change.pid) & (marks.partition == change.partition)
-        marks, old = marks.take(~same), marks.take(same)
-        if change.mark is None:
-            continue
-        new = old if len(old.mark) else Marks.zeros(1)
-        new.pid[0], new.partition[0] = change.pid, change.partition
-        new.mark[0], new.seen[0] = change.mark, mark_time_us
-        marks = Marks.joined([marks, new])
-        marks = marks.take(np.lexsort((marks.partition, marks.pid)))
-    return marks
+        after.pop((change.pid, change.partition), None)
+        if change.mark is not None:
+            after[change.pid, change.partition] = change.mark
+    return after

@@ -21,8 +21,10 @@ the next, and it never goes back. So neither a downtime nor a wrong clock makes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +84,7 @@ class ReplayFilter:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of s sources, sorted by (pid, partition); all columns have length s.
+    """The marks of s sources; all columns have length s.
 
     - ``pid`` int64, ``partition`` int32: the source. ``mark`` int64.
     - ``seen`` int64: the mark time of the last batch with a record of the source, in microseconds.
@@ -110,11 +112,6 @@ class Marks:
         return cls(*(np.zeros(n, dtype) for _, _, dtype in _COLUMNS))
 
     @classmethod
-    def joined(cls, parts: list[Marks]) -> Marks:
-        """All parts, at least one, one after the other."""
-        return cls(*(np.concatenate([getattr(part, field) for part in parts]) for field, _, _ in _COLUMNS))
-
-    @classmethod
     def from_columns(cls, columns: Columns) -> Marks:
         """The marks that :meth:`columns` gave; other columns may be beside them."""
         return cls(*(columns[name] for _, name, _ in _COLUMNS))
@@ -126,11 +123,6 @@ class Marks:
     def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Marks:
         """The marks of these rows."""
         return Marks(*(getattr(self, field)[rows] for field, _, _ in _COLUMNS))
-
-    def without_idle(self, mark_time_us: int, ttl_us: int) -> Marks:
-        """The marks of sources seen within the last ``ttl_us`` microseconds before ``mark_time_us``."""
-        alive = self.seen >= mark_time_us - ttl_us
-        return self if alive.all() else self.take(alive)
 
     def as_dict(self) -> dict[tuple[int, int], int]:
         """(pid, partition) -> mark, for messages and tests."""
@@ -149,27 +141,40 @@ _COLUMNS: tuple[tuple[str, str, type[np.generic]], ...] = (  # field, name in th
 )
 
 _SOURCE = np.dtype([("pid", np.int64), ("partition", np.int32)])
+_NO_SOURCES = np.zeros(0, np.int64), np.zeros(0, np.int32)
+
+
+class FoundMarks(NamedTuple):
+    """What is known of n sources.
+
+    - ``marks``: their marks, zeros where there is none. ``known`` bool[n]: whether there is one.
+    - ``stored`` bool[n]: whether there is a row for the source, though its mark may be forgotten. ``spread``:
+      how many of these rows say that their source is spread.
+    """
+
+    marks: Marks
+    known: NDArray[np.bool_]
+    stored: NDArray[np.bool_]
+    spread: int
+
+
+Find = Callable[[NDArray[np.int64], NDArray[np.int32]], FoundMarks]
 
 
 class BatchMarks:
-    """The marks while one batch is decided.
+    """The marks of the batch's sources while it is decided.
 
     Call :meth:`replays` for each frame in the order (topic, partition, first), then :meth:`result` for the
-    marks after the batch. ``gaps`` counts the gaps so far.
+    marks after the batch. ``before``: what ``find`` gave, which is called once. ``gaps``: the gaps so far.
     """
 
-    def __init__(self, marks: Marks, frames: list[Frame], mark_time_us: int) -> None:
-        table = _sources(marks.pid, marks.partition)
+    def __init__(self, frames: list[Frame], find: Find, mark_time_us: int) -> None:
         named = [_sources(frame.pids, frame.partitions) for frame in frames]
-        sources, index = np.unique(np.concatenate([table, *named]), return_inverse=True)
-        at, ends = index[: len(table)], np.cumsum([len(table), *map(len, named)])
+        sources, index = np.unique(np.concatenate([_sources(*_NO_SOURCES), *named]), return_inverse=True)
+        ends = np.cumsum([0, *map(len, named)])
         self._frame_sources = [index[a:b] for a, b in pairwise(ends)]
-        self._after = Marks.zeros(len(sources))
-        for field, _, _ in _COLUMNS:
-            getattr(self._after, field)[at] = getattr(marks, field)
-        self._after.pid[:], self._after.partition[:] = sources["pid"], sources["partition"]
-        self._known_before = np.zeros(len(sources), np.bool_)
-        self._known_before[at] = True
+        self.before = find(sources["pid"], sources["partition"])
+        self._after, self._known_before = self.before.marks, self.before.known
         self._known = self._known_before.copy()
         self._before = self._after.mark.copy()
         self._time = mark_time_us
@@ -214,7 +219,7 @@ class BatchMarks:
         self._known[sources] = self._carry_known[sources] = True
 
     def result(self) -> Marks:
-        """The marks after the batch."""
+        """The marks of the batch's sources after the batch."""
         return self._after
 
 

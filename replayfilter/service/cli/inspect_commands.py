@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from replayfilter.core.replay.mark_changes import apply_changes
+from replayfilter.core.replay.mark_changes import after_changes
 from replayfilter.errors import CheckpointError
 from replayfilter.service.cli.terminal import FAILED, ConfigFile, wide_console
 from replayfilter.service.config.loader import load
@@ -84,12 +84,13 @@ def state(
         checkpoint = CheckpointFolder(folder)
         finished = checkpoint.names(f"{SPARK}/commits")
         shards = read_shards(folder / SPARK) if finished else []
-        marks, pending = current_marks(shards, read_changes(checkpoint))
+        shard, pending = current_marks(shards, read_changes(checkpoint))
         if not requests:
-            print_marks(console, marks, pending)
+            print_marks(console, shard, pending)
             print_sizes(console, shards, measure(folder / SPARK))
             return
-        known = apply_changes(marks, pending, 0).as_dict()
+        marks = shard.marks.recent
+        known = after_changes(marks.as_dict(), pending)
         for request in requests:
             console.print(describe(request, known.get(request[:2])), highlight=False, soft_wrap=True)
         if not yes and not typer.confirm("Save this for the next start?"):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import getpass
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from replayfilter.core.replay.mark_changes import MarkChange, apply_changes, due_changes
+from replayfilter.core.replay.mark_changes import MarkChange, after_changes, due_changes
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError, ConfigError
@@ -81,13 +81,13 @@ def parse_changes(to_set: list[str], to_forget: list[str]) -> list[ChangeRequest
 
 def current_marks(
     shards: list[ShardState], changes: tuple[MarkChange, ...]
-) -> tuple[Marks, list[MarkChange]]:
-    """Return the marks, and the changes that they don't include yet.
+) -> tuple[ShardState, list[MarkChange]]:
+    """Return a shard with the current marks, and the changes that they don't include yet.
 
-    All shards keep all marks; those of the shard whose marks were updated last are returned.
+    All shards keep all marks; the shard whose marks were updated last is returned.
     """
-    newest = max(shards, key=lambda shard: int(shard.marks.seen.max(initial=0)), default=ShardState.empty())
-    return newest.marks, due_changes(changes, newest.applied_changes, ANY_BATCH)
+    newest = max(shards, key=lambda shard: shard.mark_time_us, default=ShardState.empty())
+    return newest, due_changes(changes, newest.applied_changes, ANY_BATCH)
 
 
 def add_changes(
@@ -101,7 +101,7 @@ def add_changes(
     batches = [int(name) for name in files.names(f"{SPARK}/offsets") if name.isdecimal()]
     first = max(batches, default=-1) + 1
     number = len(read_changes(files))
-    known = apply_changes(marks, pending, 0).as_dict()
+    known = after_changes(marks.as_dict(), pending)
     lines, descriptions = (files.read(EDITS) or b"").decode(), []
     for request in requests:
         number += 1
@@ -131,15 +131,15 @@ def describe(request: ChangeRequest, before: int | None) -> str:
     return f"{source}: set its mark to {request.mark} ({current}){effect}"
 
 
-def print_marks(console: Console, marks: Marks, pending: list[MarkChange]) -> None:
+def print_marks(console: Console, shard: ShardState, pending: list[MarkChange]) -> None:
     """Print the marks, and the changes that take effect at the next start."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("pid", "partition", "mark", "last seen", "gaps", "in several partitions"):
+    marks, table = shard.marks.recent, Table(box=None, pad_edge=False)
+    for name in ("pid", "partition", "mark", "idle", "gaps", "in several partitions"):
         table.add_column(name, justify="right", no_wrap=True)
     columns = (marks.pid, marks.partition, marks.mark, marks.seen, marks.gaps, marks.spread)
     for pid, partition, mark, seen, gaps, spread in zip(*(c.tolist() for c in columns), strict=True):
-        time = datetime.fromtimestamp(seen / 1e6, UTC).isoformat(sep=" ", timespec="seconds")
-        table.add_row(str(pid), str(partition), str(mark), time, f"{gaps:,}", "yes" if spread else "")
+        idle = str(timedelta(seconds=(shard.mark_time_us - seen) // 10**6))
+        table.add_row(str(pid), str(partition), str(mark), idle, f"{gaps:,}", "yes" if spread else "")
     console.print(f"{len(marks.mark):,} sources", highlight=False)
     if len(marks.mark):
         console.print(table)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from replayfilter.core.buckets import Entry
 from replayfilter.core.key_run import Run, cached_size, with_bloom
-from replayfilter.core.replay.marks import Marks
 from replayfilter.core.state import ShardState
 from replayfilter.service.monitor.storage import Storage, StoragePoller, measure
 from replayfilter.service.tools.state_command import print_sizes
@@ -69,7 +68,7 @@ def test_before_the_first_snapshot_and_with_a_truncated_one(tmp_path: Path) -> N
 def test_memory_is_the_size_of_the_runs_in_the_cache() -> None:
     digests = np.sort(np.random.default_rng(7).integers(0, 1 << 63, 5_000).astype(np.uint64))
     data = Run(digests, digests, {"age": np.zeros(5_000, np.uint32)}).to_bytes()
-    state = ShardState(0, Marks.empty(), {3: [Entry(3, "00" * 16, 5_000, len(data))]})
+    state = ShardState(0, runs={3: [Entry(3, "00" * 16, 5_000, len(data))]})
     header = 100  # of the block; its length depends on the filter's name
     assert 0 <= len(with_bloom(data)) - cached_size(5_000, len(data)) < header
     assert state.keys == 5_000
@@ -79,7 +78,7 @@ def test_memory_is_the_size_of_the_runs_in_the_cache() -> None:
 def test_the_state_command_prints_the_sizes() -> None:
     out = io.StringIO()
     entry = Entry(3, "00" * 16, 1_000, 20_000)
-    shards = [ShardState(0, Marks.empty(), {3: [entry]}), ShardState.empty()]
+    shards = [ShardState(0, runs={3: [entry]}), ShardState.empty()]
     print_sizes(Console(file=out, width=100), shards, Storage(24_000, 50_000))
     assert "1,000 keys in 2 shards" in out.getvalue()
     rows = [line.split() for line in out.getvalue().splitlines()]

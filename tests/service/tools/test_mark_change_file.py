@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replayfilter.core.replay.mark_changes import MarkChange, apply_changes
-from replayfilter.core.replay.marks import Marks
+from replayfilter.core.replay.mark_changes import MarkChange
+from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError, ConfigError
 from replayfilter.service.runtime.checkpoint import CheckpointFolder
@@ -19,8 +19,9 @@ from replayfilter.service.tools.state_command import (
     parse_changes,
     read_changes,
 )
+from tests.support.core_run import MemoryStore
 
-MARKS = apply_changes(Marks.empty(), [MarkChange(0, 0, 7, 1, 10)], 10**15)
+MARKS = MarkTable().with_changes([MarkChange(0, 0, 7, 1, 10)], 10**15, MemoryStore())
 
 
 def test_changes_are_written_with_the_mark_before_and_the_time(tmp_path: Path) -> None:
@@ -28,14 +29,14 @@ def test_changes_are_written_with_the_mark_before_and_the_time(tmp_path: Path) -
     for batch in ("0", "1", "2", ".2.crc"):
         (tmp_path / "spark" / "offsets").mkdir(parents=True, exist_ok=True)
         (tmp_path / "spark" / "offsets" / batch).touch()
-    state = ShardState(0, MARKS)
-    kept, pending = current_marks([ShardState.empty(), state], read_changes(files))
+    state = ShardState(0, MARKS).at(10**15)
+    shard, pending = current_marks([ShardState.empty(), state], read_changes(files))
     assert pending == []
-    described = add_changes(files, parse_changes(["7/1=4"], []), kept, pending)
+    described = add_changes(files, parse_changes(["7/1=4"], []), shard.marks.recent, pending)
     assert "records 5 to 10 would pass a second time" in described[0]
-    kept, pending = current_marks([state], read_changes(files))
+    shard, pending = current_marks([state], read_changes(files))
     assert pending == [MarkChange(1, 3, 7, 1, 4)]
-    add_changes(files, parse_changes([], ["7/1"]), kept, pending)
+    add_changes(files, parse_changes([], ["7/1"]), shard.marks.recent, pending)
     rows = [json.loads(line) for line in (tmp_path / EDITS).read_text().splitlines()]
     assert [(row["number"], row["batch"], row["mark"], row["before"]) for row in rows] == [
         (1, 3, 4, 10),
