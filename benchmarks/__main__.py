@@ -82,10 +82,10 @@ def _options() -> argparse.Namespace:
     quick = "--quick" in sys.argv
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=QUICK if quick else list(SYSTEMS))
     parser.add_argument("--partitions", type=int, nargs="+", default=[4] if quick else [4, 200])
-    parser.add_argument("--records", type=int, default=600_000 if quick else 2_000_000, help="of the backlog")
+    parser.add_argument("--records", type=int, default=500_000 if quick else 2_000_000, help="of the backlog")
     rates = [1_000, 20_000] if quick else [0, 1_000, 20_000]
     parser.add_argument("--rates", type=int, nargs="*", default=rates, help="of the live stream; 0 is idle")
-    parser.add_argument("--seconds", type=float, default=5 if quick else 8, help="of each rate")
+    parser.add_argument("--seconds", type=float, default=4 if quick else 8, help="of each rate")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--start", action=argparse.BooleanOptionalAction, default=not quick,
                         help="also measure the start")  # fmt: skip
