@@ -10,6 +10,8 @@ Rules:
 - A witness is left out when a later row of the same source, before the shard's next own row, implies it:
   the later row has a higher offset, so it is a replay only if the witness is one, and its expiry key is
   not smaller.
+- A row whose carried watermark the observation has is in every frame, so that every shard sees whether it
+  counts.
 - Where the order of the expiry keys matters (``expiry_order``), a witness is left out only when the very
   next row of the chunk is of the same source and has the same expiry key.
 - A row whose offset is not above an earlier offset of its source in the chunk is a replay whatever the
@@ -152,6 +154,7 @@ def cut_frames(
         input_offset = input_offset[keep] if len(input_offset) else input_offset
         sources = _keep_rows(sources, keep)
     flags = _order_flags(sources, offset)
+    carriers = np.isin(rows, [each.row for each in observation.carried]) if observation is not None else False
     weight = expiry
     if future is not None and future.any():
         flags[future] |= FUTURE
@@ -164,7 +167,7 @@ def cut_frames(
     for number in range(shards):
         own = shard == number
         implied = _implied(sources, own, rank) if repeated is None else repeated
-        kept = np.flatnonzero(own | ~implied | ((flags & (FIRST | JUMP)) != 0))
+        kept = np.flatnonzero(own | ~implied | ((flags & (FIRST | JUMP)) != 0) | carriers)
         frames.append(
             Frame(
                 topic, partition, first, sources.pids, sources.partitions, rows[kept], sources.index[kept],

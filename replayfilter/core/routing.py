@@ -33,7 +33,7 @@ from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
-from replayfilter.core.watermark.watermark_state import WatermarkState
+from replayfilter.core.watermark.watermark_state import Observation, WatermarkState
 
 
 class Route(IntEnum):
@@ -104,7 +104,7 @@ def route_batch(
     watermark = state.watermark or WatermarkState()
     clock = BatchClock(rules, state, watermark.low, facts.believed_us)
     partitions = list(state.partitions)
-    routes, candidates = _check_frames(ordered, clock, marks, partitions)
+    routes, candidates, observed = _check_frames(ordered, clock, marks, partitions)
     buckets = Buckets(rules, store, {bucket: list(entries) for bucket, entries in state.runs.items()})
     if rules.dedup:
         clock.evict_before(buckets)
@@ -122,12 +122,8 @@ def route_batch(
         partitions=tuple(partitions),
     )
     if rules.watermark is not None:
-        observed = [
-            ((each.topic, each.partition), each.observation)
-            for each in ordered
-            if each.observation is not None
-        ]
-        state_after = replace(state_after, watermark=watermark.after(observed, rules.watermark))
+        watermark_after = watermark.after(observed, rules.watermark, facts.believed_us)
+        state_after = replace(state_after, watermark=watermark_after)
     stats = _stats_of(state_after, buckets)
     stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}
     return RoutedBatch([each for each in routes if len(each.rows)], state_after, stats, watermark.low)
@@ -135,14 +131,15 @@ def route_batch(
 
 def _check_frames(
     frames: list[Frame], clock: BatchClock, marks: BatchMarks, partitions: list[InputPartition]
-) -> tuple[list[Routes], list[Candidates]]:
-    """Steps 2 to 4 for every frame. All other rows are UNIQUE for now, and candidates for step 5.
+) -> tuple[list[Routes], list[Candidates], list[tuple[InputPartition, Observation]]]:
+    """Steps 2 to 4 for every frame, and what is observed. All other rows are UNIQUE for now, and candidates.
 
     Input partitions whose records may be remembered as first are added to ``partitions``.
     """
     rules = clock.rules
     routes: list[Routes] = []
     candidates: list[Candidates] = []
+    observed: list[tuple[InputPartition, Observation]] = []
     for number, frame in enumerate(frames):
         replay = marks.replays(number, frame)
         future = (frame.flags & FUTURE) != 0
@@ -150,8 +147,12 @@ def _check_frames(
         steps = [(replay, Route.REPLAY)]
         if rules.dedup:
             steps += [(future, Route.FUTURE), (ages.jumps, Route.JUMP), (ages.expired, Route.EXPIRED)]
+        decided = _first_that_applies(steps)
+        if frame.observation is not None:
+            counting = frame.row[(decided == Route.UNIQUE) | (decided == Route.EXPIRED)]
+            observed.append(((frame.topic, frame.partition), frame.observation.counting(counting)))
         own = (frame.flags & OWN) != 0
-        codes = _first_that_applies(steps)[own]
+        codes = decided[own]
         open_ = codes == Route.UNIQUE
         input_index, input_offset = 0, frame.input_offset
         if rules.remember_first:
@@ -168,7 +169,7 @@ def _check_frames(
             )
         )
         routes.append(Routes(frame.topic, frame.partition, frame.first, frame.row[own], codes))
-    return routes, candidates
+    return routes, candidates, observed
 
 
 def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray[np.uint8]:

@@ -23,7 +23,14 @@ from replayfilter.core.clock.units import UNKNOWN, future_threshold
 from replayfilter.core.frames import Cut, cut_frames
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
-from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, Observation, observe
+from replayfilter.core.watermark.carried import (
+    SERVICE_HEADER,
+    UNNAMED,
+    WATERMARK_HEADER,
+    Carried,
+    last_of_runs,
+)
+from replayfilter.core.watermark.watermark_state import Observation, observe
 from replayfilter.errors import UnknownSchemas
 from replayfilter.formats import Extraction, RecordColumns
 from replayfilter.formats.spec import MAX_UNKNOWN
@@ -41,6 +48,7 @@ from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.rows import FRAME, PAYLOAD, Payload, RowBuilder, facts_to_text
 
 _WATERMARK = re.compile(rb"-?[0-9]{1,19}")
+_SERVICE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # as service.name
 
 
 def decode_chunks(
@@ -124,6 +132,10 @@ class _ChunkDecoder:
         if stamps is not None and not all_undecided:
             stamps = stamps.take(rows)
         expiry = extraction.expiry if all_undecided else extraction.expiry[rows]
+        future = self._find_future(rows, expiry)
+        observation = None
+        if self.settings.rules.watermark is not None:
+            observation = self._observation(extraction, self._carried(rows, stamps, future))
         return cut_frames(
             self.topic,
             self.partition,
@@ -132,22 +144,44 @@ class _ChunkDecoder:
             expiry=expiry,
             digests=self._digests(extraction, rows),
             rows=rows.astype(np.uint32),
-            future=self._find_future(rows, expiry),
+            future=future,
             shards=self.settings.shards,
             expiry_order=self.settings.rules.needs_expiry_order,
             input_offset=self.offsets[rows] if self.settings.rules.remember_first else None,
-            observation=self._observation(extraction) if self.settings.rules.watermark is not None else None,
+            observation=observation,
         )
 
-    def _observation(self, extraction: Extraction) -> Observation:
+    def _observation(self, extraction: Extraction, carried: tuple[Carried, ...]) -> Observation:
         """The progress of origins in this chunk, without records that are errors or too far in the future."""
-        low = carried_watermark(self._headers) if self._headers is not None else UNKNOWN
         if extraction.times_us is None:
-            return Observation((), np.zeros(0, np.int64), low)
+            return Observation((), np.zeros(0, np.int64), carried)
         good = (self.verdicts.route == Route.UNDECIDED) & (extraction.times_us != UNKNOWN)
         good &= extraction.times_us <= self.facts.time_us + self.settings.max_future_us
         rows = np.flatnonzero(good)
-        return observe([extraction.origins[row] for row in rows.tolist()], extraction.times_us[rows], low)
+        return observe([extraction.origins[row] for row in rows.tolist()], extraction.times_us[rows], carried)
+
+    def _carried(
+        self, rows: NDArray[np.intp], stamps: Stamps | None, future: NDArray[np.bool_] | None
+    ) -> tuple[Carried, ...]:
+        """The watermarks that these rows carry: all that can count, few of those that repeat another."""
+        if self._headers is None:
+            return ()
+        limit = self.facts.believed_us + self.settings.max_future_us
+        low_codes, texts = _coded(last_headers(self._headers, WATERMARK_HEADER))
+        service_codes, names = _coded(last_headers(self._headers, SERVICE_HEADER))
+        lows = [_watermark_in(text, limit) for text in texts]
+        services = [_service_in(name) for name in names]
+        low_codes, service_codes = low_codes[rows], service_codes[rows]
+        counts = np.array([low is not None for low in lows])[low_codes]
+        counts &= np.array([service is not None for service in services])[service_codes]
+        good = np.flatnonzero(counts if future is None else counts & ~future)
+        if self.settings.rules.max_jump is None:  # otherwise each row by itself may be an error
+            codes = (low_codes * len(services) + service_codes)[good]
+            good = good[last_of_runs(_source_columns(stamps, good), codes)]
+        return tuple(
+            Carried(int(rows[at]), services[service_codes[at]] or UNNAMED, lows[low_codes[at]] or 0)
+            for at in good.tolist()
+        )
 
     def _columns(self) -> RecordColumns:
         chunk, needs = self.chunk, worker.extractor(self.settings.keys).needs
@@ -251,11 +285,35 @@ def last_headers(headers: pa.Array, name: str) -> pa.Array:
     return pc.struct_field(pairs, "value").take(pa.array(index, mask=index < 0))
 
 
-def carried_watermark(headers: pa.Array) -> int:
-    """The largest carried watermark, in microseconds; UNKNOWN if no record carries one."""
-    found = pc.unique(last_headers(headers, WATERMARK_HEADER)).to_pylist()
-    lows = [int(text) for text in found if text is not None and _WATERMARK.fullmatch(text)]
-    return max((low for low in lows if abs(low) < 2**63), default=UNKNOWN)
+def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[bytes | None]]:
+    """A column of n values as int64[n], their indexes in the list of different values, which has None too."""
+    encoded = column.dictionary_encode()
+    different = encoded.dictionary.to_pylist()
+    codes = encoded.indices.fill_null(len(different)).cast(pa.int64())
+    return codes.to_numpy(zero_copy_only=False), [*different, None]
+
+
+def _watermark_in(text: bytes | None, limit: int) -> int | None:
+    """The carried watermark, in microseconds; None if there is none, or it is beyond ``limit``."""
+    if text is None or not _WATERMARK.fullmatch(text) or int(text) < -(2**63) or int(text) > limit:
+        return None
+    return int(text)
+
+
+def _service_in(name: bytes | None) -> str | None:
+    """The service that wrote a record, UNNAMED if it names none; None for what is no name."""
+    if name is None:
+        return UNNAMED
+    return name.decode() if _SERVICE.fullmatch(name) else None
+
+
+def _source_columns(stamps: Stamps | None, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], ...]:
+    """Columns that name the sources of these rows; records without a stamp are of one source."""
+    if stamps is None:
+        return ()
+    known = stamps.take(rows)
+    pids, partitions = (np.where(known.valid, column, -1) for column in (known.pids, known.partitions))
+    return known.valid.astype(np.int64), pids, partitions.astype(np.int64)
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:

@@ -197,7 +197,8 @@ class LaneWriter:
             keys = records.column("key").to_pylist()
         headers = output_headers(records, codes)
         if settings.rules.watermark is not None:
-            headers = replace_watermark(headers or [None] * records.num_rows, self._watermark_us)
+            own = headers or [None] * records.num_rows
+            headers = replace_watermark(own, self._watermark_us, settings.service)
         self._delivery.write(
             Chunk(
                 input_partition=(chunk.topic, chunk.partition),

@@ -2,7 +2,7 @@
 
 - Error: ``rf-reason``, ``rf-message`` and ``rf-stage`` (the stage that found it: ``decode`` or ``route``).
 - Duplicate, with ``dedup.remember_first``: ``rf-first``, the record that it repeats.
-- With a low watermark: ``rf-watermark``, in place of the one that the record came with.
+- With a low watermark: ``rf-watermark`` and ``rf-service``, in place of those that the record came with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.routing import Route
-from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
+from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.kafka.chunk import Headers
 from replayfilter.spark.error_reasons import JUMP_MESSAGE, REASON_OF_ROUTE
 
@@ -22,7 +22,7 @@ _IS_ERROR = np.array([route == Route.ERROR or route in REASON_OF_ROUTE for route
 
 
 def output_headers(records: pa.RecordBatch, codes: NDArray[np.uint8]) -> list[Headers | None] | None:
-    """The headers of each record, ``rf-watermark`` aside; None if no record has any.
+    """The headers of each record, without those of the watermark; None if no record has any.
 
     ``records``: as in a Payload, and if known a column ``first`` with the text for ``rf-first``. ``codes``:
     their routes, uint8[n].
@@ -51,10 +51,13 @@ def own_headers(column: pa.ListArray) -> list[Headers | None]:
     return [named[start:end] or None for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def replace_watermark(headers: list[Headers | None], watermark_us: int) -> list[Headers | None]:
-    """The same headers with ``watermark_us`` as the low watermark, or with none if it is UNKNOWN."""
-    new: Headers = [] if watermark_us == UNKNOWN else [(WATERMARK_HEADER, str(watermark_us))]
-    return [[*(pair for pair in own or () if pair[0] != WATERMARK_HEADER), *new] or None for own in headers]
+def replace_watermark(headers: list[Headers | None], watermark_us: int, service: str) -> list[Headers | None]:
+    """The same headers with ``watermark_us`` as the low watermark of ``service``, or with none if UNKNOWN."""
+    new: Headers = [(WATERMARK_HEADER, str(watermark_us)), (SERVICE_HEADER, service)]
+    if watermark_us == UNKNOWN:
+        new = []
+    replaced = (WATERMARK_HEADER, SERVICE_HEADER)
+    return [[*(pair for pair in own or () if pair[0] not in replaced), *new] or None for own in headers]
 
 
 def _error_headers(records: pa.RecordBatch, row: int, route: Route) -> Headers:

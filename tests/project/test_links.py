@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
+from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.spark.error_reasons import REASONS
 from replayfilter.spark.output_headers import FIRST_HEADER
 from tests.support.paths import ROOT
@@ -37,4 +37,5 @@ def test_every_reason_and_header_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "reference" / "reasons-and-headers.md").read_text("utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(REASONS)
     headers = set(re.findall(r"^\| `(rf-\w+)` \|", text, re.MULTILINE))
-    assert headers == {"rf-stamp", "rf-reason", "rf-message", "rf-stage", FIRST_HEADER, WATERMARK_HEADER}
+    of_watermark = {WATERMARK_HEADER, SERVICE_HEADER}
+    assert headers == {"rf-stamp", "rf-reason", "rf-message", "rf-stage", FIRST_HEADER} | of_watermark

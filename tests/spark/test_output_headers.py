@@ -8,7 +8,7 @@ import pytest
 
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.routing import Route
-from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
+from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.spark.error_reasons import JUMP_MESSAGE, future_message
 from replayfilter.spark.output_headers import output_headers, replace_watermark
 
@@ -49,7 +49,8 @@ def test_what_is_added_comes_after_the_records_own_headers() -> None:
 
 @pytest.mark.parametrize("watermark_us", [UNKNOWN, 5])
 def test_the_watermark_that_a_record_came_with_is_replaced(watermark_us: int) -> None:
-    ours = [] if watermark_us == UNKNOWN else [(WATERMARK_HEADER, "5")]
-    own = [None, [("x", b"1")], [(WATERMARK_HEADER, b"9"), ("x", b"1")], [(WATERMARK_HEADER, b"9")]]
+    ours = [] if watermark_us == UNKNOWN else [(WATERMARK_HEADER, "5"), (SERVICE_HEADER, "us")]
+    theirs = [(WATERMARK_HEADER, b"9"), (SERVICE_HEADER, b"them")]
+    own = [None, [("x", b"1")], [*theirs, ("x", b"1")], theirs]
     expected = [ours or None, [("x", b"1"), *ours], [("x", b"1"), *ours], ours or None]
-    assert replace_watermark(own, watermark_us) == expected  # type: ignore[arg-type]
+    assert replace_watermark(own, watermark_us, "us") == expected  # type: ignore[arg-type]

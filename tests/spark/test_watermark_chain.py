@@ -10,7 +10,9 @@ import pytest
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Rules
-from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER, WatermarkRules
+from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
+from replayfilter.core.watermark.watermark_state import WatermarkRules
+from replayfilter.demo.kafka_io import publish
 from replayfilter.formats import KeySpec
 from replayfilter.service.monitor.batch import read_batch
 from tests.support.pipelines import Pipeline, record
@@ -83,8 +85,13 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
     assert hours == {0: 10, 1: 10}
     low = (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS
     assert low == 10, "that of the first service, as the last record of each partition carries it"
+    names = [dict(each.headers).get(SERVICE_HEADER) for each in first.read(Route.UNIQUE)]
+    assert sorted(name or b"" for name in names) == [b"", b"", *[b"marked"] * 4]
+    wrong: list[tuple[str, bytes | None]] = [(WATERMARK_HEADER, b"%d" % 10**17), (SERVICE_HEADER, b"marked")]
+    publish(bootstrap, topic, [record(event(10, "a", 5), partition=n, headers=wrong) for n in range(2)])
     first.publish([record(event(8, "b", 30)), record(event(9, "c", 25), partition=1)])
     first.run_once()
     chained.run_once()
-    assert lows(chained, Route.UNIQUE) == {1: None, 2: None, 3: None, 4: None, 6: None, 7: None, 8: 10, 9: 10}
+    unstamped = dict.fromkeys((1, 2, 3, 4, 6, 7), None)
+    assert lows(chained, Route.UNIQUE) == {**unstamped, 8: 10, 9: 10, 10: 10}
     assert (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS == 20

@@ -2,7 +2,7 @@
 
 Rules:
 - The *observation* of each chunk goes to every shard: the largest event time of each origin in it, and the
-  largest watermark that its records carry from the service before.
+  watermarks that its records carry from the services before (see ``carried.py``).
 - With a roster, the watermark is that of the roster. Without one, it is the smallest of the watermarks that
   the input partitions carry, once every input partition has carried one.
 - A batch is decided with the watermark before it, and its records carry that watermark. What is observed in
@@ -13,9 +13,10 @@ Rules:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,8 @@ from numpy.typing import NDArray
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.columns import Columns
 from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.watermark.carried import UNNAMED, Carried, Upstream, Upstreams, advance
 from replayfilter.core.watermark.low_watermark import LowWatermark
-
-WATERMARK_HEADER = "rf-watermark"  # carries the low watermark of a service's output: decimal microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +48,38 @@ class Observation:
     """What is observed in a chunk.
 
     ``times`` int64[o]: the largest event time of each of ``origins``, in microseconds. ``carried``: the
-    largest watermark that the records carry, ``UNKNOWN`` if none does.
+    watermarks that records carry. All that may count are in it; the shards find those that do.
     """
 
     origins: tuple[str, ...]
     times: NDArray[np.int64]
-    carried: int = UNKNOWN
+    carried: tuple[Carried, ...] = ()
+
+    def counting(self, rows: NDArray[np.uint32]) -> Self:
+        """The observation without what other rows than these carry."""
+        if not self.carried:
+            return self
+        at = np.flatnonzero(np.isin([each.row for each in self.carried], rows))
+        return replace(self, carried=tuple(self.carried[number] for number in at.tolist()))
 
     def to_meta(self) -> dict[str, Any]:
         """The observation for the ``meta`` of a column block."""
-        return {"origins": self.origins, "times": self.times.tolist(), "low": self.carried}
+        return {"origins": self.origins, "times": self.times.tolist(), "carried": self.carried}
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Observation:
         """Read what :meth:`to_meta` wrote."""
-        return cls(tuple(meta["origins"]), np.array(meta["times"], np.int64), meta["low"])
+        carried = tuple(Carried(*each) for each in meta["carried"])
+        return cls(tuple(meta["origins"]), np.array(meta["times"], np.int64), carried)
 
 
-def observe(origins: Sequence[object], times_us: NDArray[np.int64], carried: int) -> Observation:
+def observe(
+    origins: Sequence[object], times_us: NDArray[np.int64], carried: tuple[Carried, ...] = ()
+) -> Observation:
     """The observation of n rows. Rows whose origin is no text, bytes or integer are left out.
 
-    >>> observe(["a", b"b", "a", None], np.array([5, 6, 3, 9]), 2)
-    Observation(origins=('a', 'b'), times=array([5, 6]), carried=2)
+    >>> observe(["a", b"b", "a", None], np.array([5, 6, 3, 9]))
+    Observation(origins=('a', 'b'), times=array([5, 6]), carried=())
     """
     largest: dict[str, int] = {}
     for origin, time_us in zip(origins, times_us.tolist(), strict=True):
@@ -92,29 +102,36 @@ def origin_name(value: object) -> str | None:
 class WatermarkState:
     """What every shard remembers of the watermark.
 
-    ``low``: the watermark. ``progress``: by origin. ``lows``: the largest carried watermark by input
-    partition. ``idle``: the origins that are declared idle, with their progress when the declaration was
+    ``low``: the watermark. ``progress``: by origin. ``upstreams``: the services before, by input partition.
+    ``idle``: the origins that are declared idle, with their progress when the declaration was
     first seen. An origin that has advanced since then counts again: new progress overrides the declaration,
     until it is withdrawn and made again.
     """
 
     low: int = UNKNOWN
     progress: Mapping[str, int] = field(default_factory=dict)
-    lows: Mapping[InputPartition, int] = field(default_factory=dict)
+    upstreams: Mapping[InputPartition, Upstreams] = field(default_factory=dict)
     idle: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def lows(self) -> dict[InputPartition, int]:
+        """The carried watermark by input partition: that of the slowest service."""
+        return {at: min(each.low for each in known.values()) for at, known in self.upstreams.items()}
+
     def after(
-        self, observations: Iterable[tuple[InputPartition, Observation]], rules: WatermarkRules
+        self,
+        observations: Iterable[tuple[InputPartition, Observation]],
+        rules: WatermarkRules,
+        batch_time_us: int,
     ) -> WatermarkState:
         """The state after a batch with these observations, each with its input partition."""
-        observed, lows = list(observations), dict(self.lows)
-        for partition, each in observed:
-            if each.carried > lows.get(partition, UNKNOWN):
-                lows[partition] = each.carried
+        observed = list(observations)
+        upstreams = self._upstreams_after(observed, batch_time_us)
         if rules.roster is None:
+            lows = WatermarkState(upstreams=upstreams).lows
             wanted = [(topic, number) for topic, count in rules.partitions.items() for number in range(count)]
             reached = min((lows.get(partition, UNKNOWN) for partition in wanted), default=UNKNOWN)
-            return WatermarkState(max(self.low, reached), {}, lows)
+            return WatermarkState(max(self.low, reached), {}, upstreams)
         roster = LowWatermark(rules.completeness, rules.roster, low=self.low)
         roster.advance(list(self.progress), list(self.progress.values()))
         declared = {name: self.idle.get(name, self.progress.get(name, UNKNOWN)) for name in rules.idle}
@@ -124,7 +141,19 @@ class WatermarkState:
         known = roster.progress != UNKNOWN
         names = [roster.names[row] for row in np.flatnonzero(known).tolist()]
         progress = dict(zip(names, roster.progress[known].tolist(), strict=True))
-        return WatermarkState(roster.settle(), progress, lows, declared)
+        return WatermarkState(roster.settle(), progress, upstreams, declared)
+
+    def _upstreams_after(
+        self, observed: list[tuple[InputPartition, Observation]], batch_time_us: int
+    ) -> dict[InputPartition, Upstreams]:
+        carried: defaultdict[InputPartition, list[Carried]] = defaultdict(list)
+        for partition, each in observed:
+            carried[partition] += each.carried
+        return dict(self.upstreams) | {
+            partition: advance(self.upstreams.get(partition, {}), found, batch_time_us)
+            for partition, found in carried.items()
+            if found
+        }
 
     def is_idle(self, origin: str) -> bool:
         """Whether an origin is declared idle and has not advanced since."""
@@ -137,11 +166,11 @@ class WatermarkState:
 
     def meta(self) -> dict[str, Any]:
         """Everything else, for the ``meta`` of the same column block."""
-        lows = [(topic, partition, low) for (topic, partition), low in self.lows.items()]
+        services = ((at, *item) for at, known in self.upstreams.items() for item in known.items())
         return {
             "low": self.low,
             "origins": list(self.progress),
-            "lows": lows,
+            "upstreams": [(*at, name, *upstream) for at, name, upstream in services],
             "idle": list(self.idle.items()),
         }
 
@@ -149,5 +178,9 @@ class WatermarkState:
     def restore(cls, columns: Columns, meta: Mapping[str, Any]) -> WatermarkState:
         """Read what :meth:`columns` and :meth:`meta` gave."""
         progress = dict(zip(meta["origins"], columns["tide_progress"].tolist(), strict=True))
-        lows = {(topic, partition): low for topic, partition, low in meta["lows"]}
-        return cls(meta["low"], progress, lows, dict(meta.get("idle", ())))
+        # Before services were told apart, there was one watermark for each input partition.
+        unnamed = [(*at, UNNAMED, low, low, UNKNOWN) for *at, low in meta.get("lows", ())]
+        upstreams: dict[InputPartition, dict[str, Upstream]] = {}
+        for topic, partition, name, *numbers in meta.get("upstreams", unnamed):
+            upstreams.setdefault((topic, partition), {})[name] = Upstream(*numbers)
+        return cls(meta["low"], progress, upstreams, dict(meta.get("idle", ())))

@@ -134,7 +134,8 @@ class Watermark(Section):
     enabled: bool = setting(
         False,
         "Compute a watermark. Each record written carries it in the header `rf-watermark` (microseconds "
-        "since 1970, as it was before the record's batch), and `dedup.clock` can use it.",
+        "since 1970, as it was before the record's batch), with `service.name` in `rf-service`, and "
+        "`dedup.clock` can use it.",
         [True],
     )
     origin: str = setting(

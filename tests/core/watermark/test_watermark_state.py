@@ -15,6 +15,7 @@ from replayfilter.core.frames import Frame, cut_frames
 from replayfilter.core.routing import Route, RoutedBatch, route_batch
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
+from replayfilter.core.watermark.carried import Carried
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkRules, WatermarkState, observe
 from tests.support.core_run import MemoryStore
 from tests.support.observations import observation
@@ -107,30 +108,31 @@ def test_every_shard_has_the_same_watermark_and_so_has_a_second_attempt(seed: in
 
 def test_without_a_roster_it_is_the_smallest_that_input_partitions_carry() -> None:
     rules, watermark = WatermarkRules(None, partitions={"t": 2, "u": 1}), WatermarkState()
-    watermark = watermark.after([(("t", 0), observation(50)), (("t", 1), observation(70))], rules)
+    watermark = watermark.after([(("t", 0), observation(50)), (("t", 1), observation(70))], rules, 0)
     assert watermark.low == UNKNOWN, "u has carried none"
-    watermark = watermark.after([(("u", 0), observation(60))], rules)
+    watermark = watermark.after([(("u", 0), observation(60))], rules, 0)
     assert watermark.low == 50
     watermark = watermark.after(
-        [(("t", 0), observation(40)), (("t", 0), observation(90)), (("u", 0), observation())], rules
+        [(("t", 0), observation(40)), (("t", 0), observation(90)), (("u", 0), observation())], rules, 0
     )
     assert watermark.low == 60
-    assert watermark.after([], rules) == watermark
+    assert watermark.after([], rules, 0) == watermark
     restored = WatermarkState.restore(watermark.columns(), watermark.meta())
-    assert (restored.low, dict(restored.lows)) == (60, dict(watermark.lows))
+    assert restored == watermark
+    assert restored.lows == {("t", 0): 90, ("t", 1): 70, ("u", 0): 60}
 
 
 def test_it_does_not_go_back_when_the_roster_changes() -> None:
-    watermark = WatermarkState().after([(("t", 0), observation(a=5, b=9))], WatermarkRules(("a", "b")))
-    watermark = watermark.after([(("t", 0), observation(new=1))], WatermarkRules(("a", "b", "new")))
+    watermark = WatermarkState().after([(("t", 0), observation(a=5, b=9))], WatermarkRules(("a", "b")), 0)
+    watermark = watermark.after([(("t", 0), observation(new=1))], WatermarkRules(("a", "b", "new")), 0)
     assert watermark.low == 5
-    watermark = watermark.after([(("t", 0), observation(new=20))], WatermarkRules(("b", "new")))
+    watermark = watermark.after([(("t", 0), observation(new=20))], WatermarkRules(("b", "new")), 0)
     assert (watermark.low, dict(watermark.progress)) == (9, {"b": 9, "new": 20})
 
 
 def test_origins_are_texts_bytes_or_integers() -> None:
-    observed = observe(["a", b"a", 7, True, None, "", 1.5], np.arange(7), 3)
-    assert (observed.origins, observed.times.tolist(), observed.carried) == (("a", "7"), [1, 2], 3)
+    observed = observe(["a", b"a", 7, True, None, "", 1.5], np.arange(7))
+    assert (observed.origins, observed.times.tolist()) == (("a", "7"), [1, 2])
 
 
 def test_without_a_watermark_state_and_frames_have_nothing_of_it() -> None:
@@ -146,36 +148,47 @@ def test_without_a_watermark_state_and_frames_have_nothing_of_it() -> None:
 
 def test_an_idle_origin_does_not_count_until_it_advances() -> None:
     both, none = WatermarkRules(("a", "b", "c")), WatermarkRules(("a", "b", "c"), idle=("c", "b"))
-    watermark = WatermarkState().after([(("t", 0), observation(a=50, b=20))], both)
+    watermark = WatermarkState().after([(("t", 0), observation(a=50, b=20))], both, 0)
     assert watermark.low == UNKNOWN, "c has no progress"
-    watermark = watermark.after([(("t", 0), observation(a=60))], none)
+    watermark = watermark.after([(("t", 0), observation(a=60))], none, 0)
     assert (watermark.low, watermark.is_idle("b"), watermark.is_idle("c")) == (60, True, True)
     watermark = WatermarkState.restore(watermark.columns(), watermark.meta())
-    watermark = watermark.after([(("t", 0), observation(a=70, b=20))], none)
+    watermark = watermark.after([(("t", 0), observation(a=70, b=20))], none, 0)
     assert (watermark.low, watermark.is_idle("b")) == (70, True), "old progress overrides nothing"
-    watermark = watermark.after([(("t", 0), observation(a=90, b=30))], none)
+    watermark = watermark.after([(("t", 0), observation(a=90, b=30))], none, 0)
     assert (watermark.low, watermark.is_idle("b")) == (70, False), (
         "b counts again, and the watermark doesn't go back"
     )
-    watermark = watermark.after([(("t", 0), observation(a=95, b=80))], none)
+    watermark = watermark.after([(("t", 0), observation(a=95, b=80))], none, 0)
     assert (watermark.low, watermark.is_idle("b"), watermark.is_idle("c")) == (80, False, True)
-    watermark = watermark.after([(("t", 0), observation())], both).after(
-        [(("t", 0), observation(a=99))], none
+    watermark = watermark.after([(("t", 0), observation())], both, 0).after(
+        [(("t", 0), observation(a=99))], none, 0
     )
     assert (watermark.low, watermark.is_idle("b")) == (99, True), "b was declared idle again"
 
 
 def test_silence_makes_no_origin_idle() -> None:
-    watermark = WatermarkState().after([(("t", 0), observation(a=1, b=1))], WatermarkRules(("a", "b")))
+    watermark = WatermarkState().after([(("t", 0), observation(a=1, b=1))], WatermarkRules(("a", "b")), 0)
     for time in range(2, 50):
-        watermark = watermark.after([(("t", 0), observation(a=time))], WatermarkRules(("a", "b")))
+        watermark = watermark.after([(("t", 0), observation(a=time))], WatermarkRules(("a", "b")), 0)
     assert watermark.low == 1
 
 
 def test_when_all_origins_are_idle_it_stays() -> None:
-    watermark = WatermarkState().after([(("t", 0), observation(a=1))], WatermarkRules(("a",)))
+    watermark = WatermarkState().after([(("t", 0), observation(a=1))], WatermarkRules(("a",)), 0)
     idle = WatermarkRules(("a",), idle=("a", "nobody"))
-    assert watermark.after([(("t", 0), observation(stranger=9))], idle).low == 1
+    assert watermark.after([(("t", 0), observation(stranger=9))], idle, 0).low == 1
+
+
+def test_a_state_from_before_services_were_told_apart_can_be_read() -> None:
+    rules, watermark = WatermarkRules(None, partitions={"t": 1}), WatermarkState(3)
+    meta = watermark.meta() | {"lows": [["t", 0, 5]]}
+    del meta["upstreams"]
+    restored = WatermarkState.restore(watermark.columns(), meta)
+    assert restored.lows == {("t", 0): 5}
+    named = Observation((), np.zeros(0, np.int64), (Carried(0, "a", 7),))
+    after = restored.after([(("t", 0), named)], rules, 1)
+    assert (after.low, after.lows) == (7, {("t", 0): 7}), "the service now gives its name"
 
 
 def test_a_state_from_before_idle_origins_can_be_read() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfilter.core.watermark.watermark_state import WATERMARK_HEADER
+from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.demo.check import ConsumerRecord, compare
 from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS, STAMP, expected_routes, generate
@@ -26,6 +26,7 @@ from tests.support.service_process import Checkpoint, ServiceProcess
 pytestmark = pytest.mark.spark
 
 NAME, RECORDS, BATCH = "tidekill", 20_000, 1_500
+OURS = (WATERMARK_HEADER, SERVICE_HEADER)
 HOSTS = [f"host-{number}" for number in range(3 * PARTITIONS)]
 WATERMARK = f"""
 [watermark]
@@ -133,10 +134,7 @@ def test_after_kills_the_watermarks_are_still_right(bootstrap: str, tmp_path: Pa
     assert len(counted) == PARTITIONS
     assert min(counted) >= RECORDS // BATCH // 2, f"seed {seed}: about one per batch"
     plain = {
-        route: [
-            row._replace(headers=[each for each in row.headers if each[0] != WATERMARK_HEADER])
-            for row in rows
-        ]
+        route: [row._replace(headers=[each for each in row.headers if each[0] not in OURS]) for row in rows]
         for route, rows in outputs.items()
     }
     for verdict in compare(stream, expected_routes(stream, end_ms=end_ms), plain).values():
