@@ -34,7 +34,7 @@ class PipelineSettings:
 
     - ``checkpoint``: folder or URL of Spark's checkpoint.
     - ``shards``, ``lanes``: numbers of state partitions and of delivery tasks. They can't change on a live
-      checkpoint.
+      checkpoint. There are no more lanes than shards, since each lane needs a shard's report.
     - ``mark_changes``: all manual changes to marks since the checkpoint was created.
 
     Input:
@@ -93,3 +93,8 @@ class PipelineSettings:
     cache_bytes: int = 2_000_000_000
     mark_changes: tuple[MarkChange, ...] = ()
     log_level: str = "off"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for more lanes than shards."""
+        if self.lanes > self.shards:
+            raise ValueError(f"lanes = {self.lanes}: more than shards = {self.shards}; use as many")

@@ -57,7 +57,7 @@ def settings_of(clock: Clock, shards: int = 2) -> PipelineSettings:
     )
     return PipelineSettings(
         service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={}, output_pids={},
-        shards=shards, lanes=2, keys=KeySpec("json", ("id",), "ts", unit), rules=rules,
+        shards=shards, lanes=1, keys=KeySpec("json", ("id",), "ts", unit), rules=rules,
         max_future_us=MAX_FUTURE_US,
     )  # fmt: skip
 

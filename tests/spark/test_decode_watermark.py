@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.frames import Frame
@@ -112,3 +114,8 @@ def test_without_a_watermark_frames_have_no_observation() -> None:
     keys = replace(SETTINGS.keys, origin=None, time=None)
     settings = replace(SETTINGS, keys=keys, rules=replace(SETTINGS.rules, clock=Clock.TUPLE, watermark=None))
     assert set(observations_of(settings, chunk_of([event(1), event(2)]))) == {None}
+
+
+def test_there_are_no_more_lanes_than_shards() -> None:
+    with pytest.raises(ValueError, match="lanes = 4: more than shards = 3"):
+        replace(SETTINGS, lanes=4)
