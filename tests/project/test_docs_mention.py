@@ -66,3 +66,14 @@ def test_every_command_and_option_is_in_the_docs() -> None:
         options += [option for parameter in command.params for option in parameter.opts]
     for option in options:
         assert option in text or not option.startswith("-"), option
+
+
+def test_every_guarantee_names_a_test_that_exists() -> None:
+    text = (DOCS / "concepts" / "guarantees.md").read_text("utf-8")
+    promises = re.findall(r"^\| (?!promise|---)(.+?) \| .+? \| (.+) \|$", text, re.MULTILINE)
+    assert len(promises) > 10
+    for promise, shown_by in promises:
+        named = re.findall(r"`(tests/\S+\.py)::(\w+)`", shown_by)
+        assert named, promise
+        for path, name in named:
+            assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{promise}: {path}::{name}"
