@@ -16,6 +16,7 @@ from tests.support.service_process import descendants
 
 STOP_SECONDS = 40.0  # for a batch or a commit that is under way
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here, because after a fork other threads may hold the loader's lock
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
@@ -43,7 +44,7 @@ def end_with_parent() -> None:
 
     Without this, a benchmark that is killed leaves systems behind, which disturb the next one.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
