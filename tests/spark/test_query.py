@@ -17,14 +17,25 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from replayfilter.errors import SparkLost
+from replayfilter.errors import ConfigError, SparkLost
 from replayfilter.spark import query
+from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import Progress, Service
 from tests.support.service_process import command_of, descendants
 
 pytestmark = pytest.mark.spark
 
 SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
+
+
+def test_a_change_that_refuses_ends_the_service_before_spark_is_asked() -> None:
+    def refuse(_: PipelineSettings) -> PipelineSettings:
+        raise ConfigError(["there is no topic orders.unique any more"])
+
+    service = Service(SETTINGS)  # type: ignore[arg-type]
+    service.restart_with(refuse)
+    with pytest.raises(ConfigError, match="there is no topic"):
+        service.start()
 
 
 # ---- a JVM that has ended ----------------------------------------------------------------------------
@@ -65,7 +76,7 @@ def test_an_exception_from_a_living_jvm_is_not_taken_for_its_end(monkeypatch: py
 RESTART = """
 import sys
 from replayfilter.core.rules import Rules
-from replayfilter.errors import SparkLost
+from replayfilter.errors import ConfigError, SparkLost
 from replayfilter.formats import KeySpec
 from replayfilter.spark import query
 from replayfilter.spark.session import start_session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from replayfilter.core.input_partition import InputPartition
@@ -15,7 +16,7 @@ from replayfilter.service.monitor.poller import Poller
 from replayfilter.service.monitor.status import Status
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
-POLL_SECONDS = 5.0  # each poll sends two requests, whatever the number of partitions
+POLL_SECONDS = 5.0  # each poll sends a few requests, whatever the number of partitions
 ANSWER_SECONDS = 10.0
 FIRST_READS_MAX = 16  # partitions whose first waiting record is read in one poll
 FIRST_READ_SECONDS = 2.0
@@ -35,23 +36,19 @@ class LagPoller(Poller):
     def __init__(
         self,
         settings: PipelineSettings,
-        partitions: Mapping[str, int],
         status: Status,
         finished: Mapping[InputPartition, int],
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__("lag-poller", POLL_SECONDS)
-        self._partitions = [
-            (topic, number) for topic in settings.topics for number in range(partitions[topic])
-        ]
         self._status, self._warn, self._clock = status, warn, clock
         self._finished = dict(finished)
         self._settings, self._cluster = settings, self._connect(settings)
         # Reads the first waiting records. Kept, since creating a consumer takes longer than such a read.
         consuming = client_settings(settings.bootstrap, settings.options)
         self._reader = RangeReader(consuming, settings.service, offset_reset="earliest")
-        self._arrivals = {partition: Arrivals() for partition in self._partitions}
+        self._arrivals: defaultdict[InputPartition, Arrivals] = defaultdict(Arrivals)
         self._first_waiting: dict[InputPartition, tuple[int, float]] = {}
         self._kafka_silent = False
 
@@ -89,21 +86,31 @@ class LagPoller(Poller):
 
     def lags(self) -> list[Lag]:
         """The lag of each input partition. Raises BrokerError if Kafka doesn't answer."""
+        partitions = self._input_partitions()
         # Kafka doesn't report stable offsets while a delivery is in progress, so don't ask for those.
-        committed = self._cluster.committed(self._settings.service, self._partitions, stable=False)
-        ends = self._cluster.end_offsets(self._partitions)
-        begins = self._cluster.beginning_offsets(self._partitions)
+        committed = self._cluster.committed(self._settings.service, partitions, stable=False)
+        ends = self._cluster.end_offsets(partitions)
+        begins = self._cluster.beginning_offsets(partitions)
         if (last := self._status.last) is not None:
             for topic, offsets in last.ends.items():
                 self._finished |= {(topic, number): offset for number, offset in offsets.items()}
         now = self._clock()
         lags = []
-        for partition in self._partitions:
+        for partition in partitions:
             self._arrivals[partition].add(ends[partition], now)
             position = max(committed.get(partition, -1), self._finished.get(partition, -1), begins[partition])
             lags.append(Lag(*partition, min(position, ends[partition]), ends[partition]))
         since = self._waiting_since(lags)
         return [Lag(lag.topic, lag.partition, lag.next, lag.end, _waited(lag, since, now)) for lag in lags]
+
+    def _input_partitions(self) -> list[InputPartition]:
+        """The input partitions that there are now."""
+        names = self._settings.topics
+        topics = self._cluster.topics(names)
+        for name in names:
+            if name not in topics:
+                raise BrokerError(f"there is no topic {name} at {self._settings.bootstrap}; create it again")
+        return [(name, number) for name in names for number in range(topics[name].partitions)]
 
     def _waiting_since(self, lags: list[Lag]) -> dict[InputPartition, float]:
         """When each partition's first waiting record arrived: as sampled, otherwise its own timestamp."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from replayfilter.core.clock.clocks import Clock
@@ -9,6 +11,7 @@ from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, Rules
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.formats import AvroSpec, KeySpec
+from replayfilter.kafka.admin import Topic
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import SPARK, local_folder
 from replayfilter.service.runtime.preflight import Findings
@@ -89,6 +92,21 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         interval_us=service.interval,
         cache_bytes=dedup.cache,
     )
+
+
+def with_topics(settings: PipelineSettings, cluster_id: str, topics: Mapping[str, Topic]) -> PipelineSettings:
+    """The settings with the current partitions of the topics, and the pids that go with them."""
+    outputs = {
+        route: output._replace(partitions=topics[output.topic].partitions)
+        for route, output in settings.outputs.items()
+    }
+    written = {output.topic: topics[output.topic] for output in outputs.values()}
+    rules = settings.rules
+    if rules.watermark is not None:
+        partitions = {name: topics[name].partitions for name in settings.topics}
+        rules = replace(rules, watermark=replace(rules.watermark, partitions=partitions))
+    pids = output_pids(cluster_id, settings.service, settings.topic_ids, written)
+    return replace(settings, outputs=outputs, output_pids=pids, rules=rules)
 
 
 def _watermark(config: Config, findings: Findings) -> WatermarkRules:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.watermark.watermark_state import WatermarkRules
+from replayfilter.errors import ConfigError
+from replayfilter.kafka.admin import Topic
 from replayfilter.service.config.model import Config
 from replayfilter.service.monitor.batch import Batch, read_batch
 from replayfilter.service.monitor.lag_poller import LagPoller
 from replayfilter.service.monitor.status import Status
 from replayfilter.service.monitor.storage import StoragePoller
+from replayfilter.service.monitor.topics_poller import TopicsPoller
 from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder, local_folder, spark_progress
 from replayfilter.service.runtime.console import Reporter
 from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
 from replayfilter.service.runtime.json_log import JsonLog
+from replayfilter.service.runtime.plan import with_topics
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.runtime.roster_poller import RosterPoller
 from replayfilter.service.runtime.supervision import StopSignals, Supervisor
@@ -48,7 +52,7 @@ def serve(
         # What observes the service: the watermark servers, the status page with its pollers, the log.
         client = _connect_watermark(config, running)
         if config.http.port:
-            _start_monitoring(config, plan, findings, checkpoint, status, reporter, running)
+            _start_monitoring(config, plan, checkpoint, status, reporter, running)
         running.enter_context(reporter)
 
         # The service itself.
@@ -56,6 +60,7 @@ def serve(
         query = Service(plan, [on_batch], [lock], RecordedDecisions(checkpoint, reporter.info))
         if not once:
             _follow_roster_files(config, plan, query, reporter, running)
+            _follow_topics(plan, findings, query, reporter, running)
             if config.input.format == "avro" and config.avro.registry:
                 running.enter_context(UnknownSchemasPoller(query, reporter.info))
         Supervisor(query, signals, status, reporter.warning).run(once)
@@ -74,7 +79,6 @@ def _connect_watermark(config: Config, running: ExitStack) -> WatermarkClient | 
 def _start_monitoring(
     config: Config,
     plan: PipelineSettings,
-    findings: Findings,
     checkpoint: CheckpointFolder,
     status: Status,
     reporter: Reporter | JsonLog,
@@ -85,8 +89,7 @@ def _start_monitoring(
 
     server = running.enter_context(StatusServer(status, config.http.bind, config.http.port))
     finished = _finished_offsets(checkpoint)
-    partitions = {name: topic.partitions for name, topic in findings.topics.items()}
-    running.enter_context(LagPoller(plan, partitions, status, finished, reporter.warning))
+    running.enter_context(LagPoller(plan, status, finished, reporter.warning))
     if (folder := local_folder(config.service.checkpoint)) is not None:
         running.enter_context(StoragePoller(folder / SPARK, status.set_storage))
     reporter.info(f"status page and metrics: http://{config.http.host}:{server.port}/")
@@ -115,11 +118,48 @@ def _follow_roster_files(
         return
 
     def restart_with(rules: WatermarkRules) -> None:
-        query.restart_with(lambda now: replace(now, rules=replace(now.rules, watermark=rules)))
+        def change(now: PipelineSettings) -> PipelineSettings:
+            partitions = now.rules.watermark.partitions if now.rules.watermark else rules.partitions
+            current = replace(rules, partitions=partitions)  # the topics may have got more since
+            return replace(now, rules=replace(now.rules, watermark=current))
+
+        query.restart_with(change)
 
     running.enter_context(
         RosterPoller(config.watermark, plan.rules.watermark, restart_with, reporter.info, reporter.warning)
     )
+
+
+def _follow_topics(
+    plan: PipelineSettings,
+    findings: Findings,
+    query: Service,
+    reporter: Reporter | JsonLog,
+    running: ExitStack,
+) -> None:
+    """Restart the query when topics get more partitions, and end it when a topic is gone.
+
+    The source reads new input partitions without a restart. But outputs, their pids and a watermark that
+    waits for each input partition take the counts from the settings. Until they change, records go where they
+    went before, with the pids of that count.
+    """
+    identity = findings.identity
+    assert identity is not None, "a service that starts has one"
+
+    def changed(topics: Mapping[str, Topic]) -> None:
+        def change(now: PipelineSettings) -> PipelineSettings:
+            return with_topics(now, identity.cluster_id, topics)
+
+        if change(query.settings) != query.settings:
+            query.restart_with(change)
+
+    def gone(problems: list[str]) -> None:
+        def refuse(_: PipelineSettings) -> PipelineSettings:
+            raise ConfigError(problems)
+
+        query.restart_with(refuse)
+
+    running.enter_context(TopicsPoller(plan, findings.topics, changed, gone, reporter.info))
 
 
 def report_watermark(client: WatermarkClient, stage: str, batch: Batch) -> None:

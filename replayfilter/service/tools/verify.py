@@ -259,11 +259,13 @@ class Verifier:
         """Compare counts of equal records, by groups of partitions.
 
         Input partitions with the same number modulo the group count are in the same group, and so are the
-        output partitions that they are delivered to, whatever the topic's partition count.
+        output partitions that they are delivered to, whatever the topic's partition count. When a topic had
+        fewer partitions, a record may have gone to one of another group.
         """
         outputs = self.config.output_topics().values()
         groups = gcd(*(self._topics[topic].partitions for topic in outputs))
         unmatched: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        strays: list[tuple[int, str]] = []
         first_of_group: dict[int, PartitionReport] = {}  # counts the deliveries of the whole group
         for (_topic, number), partition in report.partitions.items():
             unmatched[number % groups].update(partition.digests)
@@ -271,11 +273,18 @@ class Verifier:
         for key, message in self._outputs():
             topic, number = partition_of(message)
             counts, digest = unmatched[number % groups], _digest(message)
-            counts[digest] -= 1
-            if counts[digest] < 0:
-                report.add_error(RecordError.UNKNOWN, f"{topic}-{number} offset {message.offset()}")
+            if counts[digest] > 0:
+                counts[digest] -= 1
+            else:
+                strays.append((digest, f"{topic}-{number} offset {message.offset()}"))
             if (first := first_of_group.get(number % groups)) is not None:
                 first.delivered[key] += 1
+        for digest, where in strays:
+            elsewhere = next((counts for counts in unmatched.values() if counts[digest] > 0), None)
+            if elsewhere is None:
+                report.add_error(RecordError.UNKNOWN, where)
+            else:
+                elsewhere[digest] -= 1
         for (_topic, number), partition in report.partitions.items():
             counts = unmatched[number % groups]
             for offset, digest in zip(partition.offsets, partition.digests, strict=True):

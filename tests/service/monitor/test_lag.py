@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.rules import Rules
@@ -44,7 +45,7 @@ def poller_on(
     )  # fmt: skip
     status, clock = Status(name, 120.0, {}, 5_000.0), Clock()
     done: dict[InputPartition, int] = {(name, part): end for part, end in (finished or {}).items()}
-    return LagPoller(settings, {name: partitions}, status, done, print, clock), status, clock, name
+    return LagPoller(settings, status, done, print, clock), status, clock, name
 
 
 def write(
@@ -138,3 +139,14 @@ def test_the_poller_reports_when_kafka_stops_answering_and_recovers() -> None:
         while status.waiting != 7 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert (status.waiting, status.kafka_error) == (7, "")
+
+
+def test_partitions_that_are_added_later_have_a_lag(broker: DevBroker) -> None:
+    poller, _, _, name = poller_on(broker, partitions=1)
+    assert len(poller.lags()) == 1
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_partitions([NewPartitions(name, 3)])[name].result(20)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(name, b"{}", partition=2)
+    assert producer.flush(20) == 0
+    assert [(lag.partition, lag.records) for lag in poller.lags()] == [(0, 0), (1, 0), (2, 1)]

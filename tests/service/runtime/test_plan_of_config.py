@@ -11,8 +11,9 @@ from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, Rules
 from replayfilter.core.stamp import producer_id
 from replayfilter.formats import KeySpec
+from replayfilter.kafka.admin import Topic
 from replayfilter.service.config.loader import config_from
-from replayfilter.service.runtime.plan import pipeline_settings_of
+from replayfilter.service.runtime.plan import pipeline_settings_of, with_topics
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.spark.pipeline_settings import Output
 from tests.support.example_plan import EXAMPLE, settings_with
@@ -69,6 +70,21 @@ def test_without_dedup_nothing_can_expire() -> None:
     assert plan.keys.expiry_key is None
     assert (plan.rules.dedup, plan.rules.clock) == (False, "none")
     assert plan.outputs.keys() == {Route.UNIQUE, Route.ERROR, Route.FUTURE, Route.JUMP}
+
+
+def test_more_partitions_change_the_outputs_their_pids_and_the_watermark() -> None:
+    plan = settings_with(watermark={"enabled": True})
+    names = ["orders", *plan.output_pids]
+    topics = {name: Topic(f"id of {name}", 5) for name in names}
+    assert with_topics(plan, "cluster", topics) == plan
+    topics["orders.unique"] = topics["orders.unique"]._replace(partitions=7)
+    topics["orders"] = topics["orders"]._replace(partitions=8)
+    raised = with_topics(plan, "cluster", topics)
+    assert raised.outputs == {**plan.outputs, Route.UNIQUE: Output("orders.unique", 7)}
+    pid = producer_id("cluster", "id", "orders", "id of orders.unique", "7")
+    assert raised.output_pids == {**plan.output_pids, "orders.unique": {"orders": pid}}
+    assert raised.rules.watermark is not None
+    assert raised.rules.watermark.partitions == {"orders": 8}
 
 
 def test_a_plan_needs_a_preflight_without_errors() -> None:

@@ -242,6 +242,15 @@ def test_a_foreign_record_where_no_input_partition_leads_is_reported(
     assert dict(scene.check().errors) == {"unknown": 1}
 
 
+def test_preserved_keys_of_a_topic_that_had_fewer_partitions_are_found(
+    broker: DevBroker, tmp_path: Path
+) -> None:
+    scene = Scene(broker, tmp_path, "preserve")
+    for output in scene.outputs[-6:]:
+        output.partition = 0
+    assert scene.check().errors == {}
+
+
 def test_preserved_keys_are_matched_by_content(broker: DevBroker, tmp_path: Path) -> None:
     assert Scene(broker, tmp_path, "preserve").check().errors == {}
     scene = Scene(broker, tmp_path, "preserve")
