@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from replayfilter.errors import MissingDependency
 from replayfilter.jvm import class_archive
 from replayfilter.jvm.java import java
+from replayfilter.spark.local_files import use_local_files
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
 _TASK_ATTEMPTS = 4  # with plain local[n], Spark doesn't retry a failed task
@@ -82,6 +83,7 @@ def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> Spa
     if SparkContext._gateway is None:
         _launch_jvm(conf, settings.log_level == "off", shared)
     session = SparkSession.builder.config(conf=conf).getOrCreate()
+    use_local_files(session)
     # When the JVM is killed, PySpark's accumulator server prints a traceback; we raise SparkLost instead.
     # Its method is replaced for that, which the types forbid.
     session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
