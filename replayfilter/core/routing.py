@@ -34,6 +34,7 @@ from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkState
+from replayfilter.errors import StampError
 
 
 class Route(IntEnum):
@@ -113,6 +114,9 @@ def route_batch(
     seen = kept = state.marks.with_changed(marks.result(), marks.before, store)
     if facts.caught_up:
         kept = seen.without_idle(state.mark_time_us, rules.mark_ttl_us, store)
+    if kept.sources > max(rules.max_sources, state.marks.sources):
+        kept = kept.compacted(store)
+        _check_sources(kept.sources, rules.max_sources, ordered)
     state_after = replace(
         state,
         latest=clock.latest,
@@ -127,6 +131,18 @@ def route_batch(
     stats = _stats_of(state_after, buckets)
     stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}
     return RoutedBatch([each for each in routes if len(each.rows)], state_after, stats, watermark.low)
+
+
+def _check_sources(sources: int, most: int, frames: list[Frame]) -> None:
+    """Raise StampError if there are too many sources, before anything of the batch is delivered."""
+    if sources > most:
+        topics = ", ".join(sorted({frame.topic for frame in frames}))
+        raise StampError(
+            f"replay.max_sources = {most}: with this batch there would be {sources} sources in {topics}; "
+            "if these are keys of 20 bytes and no stamps, such as SHA-1, records with equal keys would be "
+            'dropped as replays, so set input.stamp to "header" or "none"; if they are stamps, raise '
+            "replay.max_sources; nothing of this batch is delivered yet"
+        )
 
 
 def _check_frames(

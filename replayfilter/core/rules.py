@@ -25,6 +25,7 @@ class Rules:
     """How a service decides.
 
     - ``replay``: whether replays are dropped. ``mark_ttl_us``: microseconds until an idle mark is forgotten.
+      ``max_sources``: with more sources than this nothing is decided.
     - ``dedup``: whether records expire and are compared with earlier ones.
     - ``clock``, ``match``, ``unit``: as in the config.
     - ``period``: how far behind the latest point a record is expired; with clock ``categorical`` the number
@@ -36,6 +37,7 @@ class Rules:
 
     replay: bool = True
     mark_ttl_us: int = 48 * 3600 * 10**6
+    max_sources: int = 100_000
     dedup: bool = True
     clock: Clock = Clock.TUPLE
     period: int = 3_600_000

@@ -21,6 +21,7 @@ _COUNTS = (
     Stat("replay", "replays"),
     *(Stat(f"error_{reason}", f"records routed to error with the reason {reason}") for reason in REASONS),
     Stat("unstamped", "records without a valid stamp, if stamps are read"),
+    Stat("unlikely_stamps", "records with 20 bytes for a stamp that no stamping producer writes"),
     Stat("bytes", "bytes of payloads between decode and deliver"),
     Stat("written", "records handed to Kafka in transactions"),
     Stat("skipped", "records left out because an earlier attempt had delivered them"),

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import UNKNOWN, future_threshold
 from replayfilter.core.frames import Cut, cut_frames
+from replayfilter.core.replay.stamp_audit import unlikely
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
 from replayfilter.core.watermark.carried import (
@@ -102,7 +103,7 @@ class _ChunkDecoder:
         self.offsets = np.array(chunk.offsets, np.int64)
         self.timestamps_ms = np.array(chunk.timestamps_ms, np.int64)
         self.verdicts = _Verdicts(np.zeros(self.records, np.uint8), {}, {})
-        self.unstamped = 0
+        self.unstamped = self.unlikely_stamps = 0
         self.started_at = time.perf_counter()
 
     def add_to(self, rows: RowBuilder) -> None:
@@ -222,7 +223,7 @@ class _ChunkDecoder:
 
     def _check_stamps(self, stamps: Stamps) -> None:
         bad = np.flatnonzero(~stamps.valid).tolist()
-        self.unstamped = len(bad)
+        self.unstamped, self.unlikely_stamps = len(bad), int(unlikely(stamps).sum())
         if self.settings.on_invalid == "error":
             message = stamp_message(self.settings.stamp)
             for row in bad:
@@ -259,7 +260,11 @@ class _ChunkDecoder:
             records["reason"] = pa.array([self.verdicts.reasons.get(row) for row in rows], pa.string())
             records["message"] = pa.array([self.verdicts.messages.get(row) for row in rows], pa.string())
         decode_us = round((time.perf_counter() - self.started_at) * 1e6)
-        counts = {"unstamped": self.unstamped, "decode_us": decode_us}
+        counts = {
+            "unstamped": self.unstamped,
+            "unlikely_stamps": self.unlikely_stamps,
+            "decode_us": decode_us,
+        }
         return Payload(pa.RecordBatch.from_pydict(records), counts)
 
 

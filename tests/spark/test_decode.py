@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from replayfilter.core.replay.stamp_audit import unlikely
 from replayfilter.core.stamp import Stamp
 from replayfilter.spark.decode import last_headers, read_stamps
 
@@ -17,6 +18,18 @@ def test_stamps_of_a_slice_are_read() -> None:
     assert stamps.valid.tolist() == [False, True, False, False, True]
     assert stamps.offsets.tolist() == [0, 1, 0, 0, 2]
     assert read_stamps(pa.nulls(2, pa.binary())).valid.tolist() == [False, False]
+
+
+def test_keys_that_are_no_stamps_are_counted() -> None:
+    keys = [
+        b"2024-05-01T12:00:00Z",
+        b"\xff" * 20,
+        Stamp(7, 3, -1).to_bytes(),
+        Stamp(-7, 3, 0).to_bytes(),
+        b"k",
+    ]
+    stamps = read_stamps(pa.array(keys, pa.binary()))
+    assert unlikely(stamps).tolist() == [True, True, True, False, False]
 
 
 def test_the_last_header_of_a_name_counts() -> None:

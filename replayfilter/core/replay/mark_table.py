@@ -112,6 +112,10 @@ class MarkTable:
             return replace(MarkTable.of(table._alive(self.recent)), horizon=horizon)
         return table._merged(0, store) if self.oldest < horizon - ttl_us // 4 else table
 
+    def compacted(self, store: RunStore) -> MarkTable:
+        """The table without rows of forgotten marks, so that ``sources`` is exact."""
+        return self._merged(0, store) if self.runs else self
+
     def all(self, store: RunStore) -> Marks:
         """All marks, sorted by source."""
         run = Run.merged([*(_read(entry, store) for entry in self.runs), _as_run(self.recent)])

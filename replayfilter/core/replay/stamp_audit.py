@@ -20,7 +20,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from replayfilter.core.stamp import Stamp
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfilter.core.stamp import Stamp, Stamps
 
 MAX_PARTITION = 1_000_000  # no topic has more partitions, so a larger number is not from a stamp
 MIN_JUMPS = 3  # fewer may come from one takeover by a second instance of a job
@@ -31,6 +34,12 @@ MIN_REPLAYED = 0.4
 SHOWN_SOURCES = 3  # a warning names this many sources
 
 Source = tuple[int, int]  # pid and source partition
+
+
+def unlikely(stamps: Stamps) -> NDArray[np.bool_]:
+    """bool[n]: which have the length of a stamp, but numbers that no stamping producer writes."""
+    wrong = (stamps.partitions < 0) | (stamps.partitions >= MAX_PARTITION) | (stamps.offsets < 0)
+    return stamps.valid & wrong
 
 
 class WarningKind(Enum):

@@ -21,6 +21,13 @@ class Replay(Section):
         "does not count. Must be longer than any pause after which an upstream job may write records again.",
         ["14d"],
     )
+    max_sources: Annotated[int, Field(gt=0)] = setting(
+        100_000,
+        "With more sources than this, the service stops before it delivers. So many sources usually mean "
+        "keys of 20 bytes that are no stamps. Each takes 61 bytes of state in every shard.",
+        [1_000_000],
+        unit="from 1",
+    )
     on_invalid: Literal["pass", "error"] = setting(
         "pass",
         "What happens to a record without a valid stamp. `pass`: it is not checked for replays. `error`: it "

@@ -149,6 +149,10 @@ METRICS = (
         "unstamped_records", "counter", "records", "Records without a valid stamp, where stamps are read.",
         _total("unstamped"),
     ),
+    Metric(
+        "unlikely_stamps", "counter", "records",
+        "Records with a stamp that no stamping producer writes, such as a SHA-1.", _total("unlikely_stamps"),
+    ),
     Metric("gaps", "counter", "jumps", "Offset gaps of sources, above mark + 1.", _total("state_gaps")),
     Metric("marks", "gauge", "sources", "Highwater marks remembered.", _current("state_sources")),
     Metric(

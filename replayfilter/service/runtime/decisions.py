@@ -3,7 +3,8 @@
 A batch may be delivered in part when the service is killed. If it were finished with other settings, one lane
 would have delivered a record as expired and the state would remember its key as unique. Therefore
 ``decisions.json`` keeps the settings that the last batch was begun with, and an unfinished batch is finished
-with those. Only then does the file get the new settings, and after that the query starts with them.
+with those. Only then does the file get the new settings, and after that the query starts with them. A batch
+that was never routed, for example because its settings refuse it, is decided by the new settings.
 
 The same file records which schemas the registry did not know: see formats/avro/registry.py.
 
@@ -58,13 +59,13 @@ class RecordedDecisions:
         """The settings to start with, and whether they are only for the begun batch."""
         batch, (recorded, since) = unfinished_batch(self._checkpoint), self._read()
         asked = _decisions_of(wanted)
-        if batch is not None and recorded is not None:
+        if batch is not None and recorded is not None and self._was_routed(batch):
             begun_with = _apply(recorded, wanted)
             if _comparable(_decisions_of(begun_with)) != _comparable(asked):
                 self._info(f"finishing batch {batch} with the settings it was begun with")
                 return begun_with, True
         elif recorded != asked:
-            first = batch + 1 if batch is not None else since
+            first = batch + 1 if batch is not None and recorded is None else since
             self._write(asked, first)
         return wanted, False
 
@@ -88,7 +89,10 @@ class RecordedDecisions:
         return _with_unknown(wanted, ids)
 
     def _was_routed(self, batch: int) -> bool:
-        """Whether an attempt of this batch got as far as writing the state after it."""
+        """Whether an attempt of this batch got as far as writing the state after it.
+
+        If none did, nothing of the batch is delivered: all of it is routed before any of it is delivered.
+        """
         shards = self._checkpoint.names(f"{SPARK}/state/0")
         names = (name for shard in shards for name in self._checkpoint.names(f"{SPARK}/state/0/{shard}"))
         return any(int(found[1]) == batch + 1 for name in names if (found := _STATE_FILE.fullmatch(name)))

@@ -65,6 +65,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         rules=Rules(
             replay=config.replay.enabled,
             mark_ttl_us=config.replay.mark_ttl,
+            max_sources=config.replay.max_sources,
             dedup=dedup.enabled,
             clock=Clock(identity.clock),
             period=config.period_units,

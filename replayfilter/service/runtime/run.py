@@ -99,11 +99,21 @@ def _batch_handler(
     service: str, status: Status, reporter: Reporter | JsonLog, client: WatermarkClient | None
 ) -> Callable[[Progress], None]:
     """What is called with Spark's progress after each batch."""
+    warned = False
 
     def on_batch(progress: Progress) -> None:
+        nonlocal warned
         batch = read_batch(progress, time.time())
         status.add_batch(batch)
         reporter.batch(batch)
+        unlikely = batch.counts.get("unlikely_stamps", 0)
+        if unlikely and not warned:
+            warned = True
+            reporter.warning(
+                f"warning: {unlikely} records of batch {batch.number} have 20 bytes where the stamp should "
+                "be, but not a stamp, for example a SHA-1: records with equal keys are dropped as replays; "
+                'set input.stamp to "header" or "none"'
+            )
         if client is not None:
             report_watermark(client, service, batch)
 

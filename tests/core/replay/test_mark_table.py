@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -17,6 +18,7 @@ from replayfilter.core.routing import route_batch
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamps
 from replayfilter.core.state import ShardState
+from replayfilter.errors import StampError
 from tests.support.core_run import MemoryStore
 
 HOUR = 3600 * 10**6
@@ -61,6 +63,20 @@ def test_a_small_batch_writes_what_it_changes_and_not_what_there_is() -> None:
         state = route_batch(batch, RULES, ShardState.from_bytes(data), store, BatchFacts.at(HOUR)).state
     assert state.marks.sources == len(pids)
     assert (written + store.written) / 200 < 100_000, "all marks take 3 MB"
+
+
+def test_too_many_sources_are_refused_before_anything_is_decided() -> None:
+    rules = replace(RULES, max_sources=3_000, mark_ttl_us=HOUR // 2)
+    store, pids = MemoryStore(), np.arange(5_000)
+    state = route_batch([frame_of(0, pids[:3_000])], rules, ShardState.empty(), store, BatchFacts.at(0)).state
+    again = route_batch([frame_of(1, pids[:3_000])], rules, state, store, BatchFacts.at(1)).state
+    behind = BatchFacts(HOUR, HOUR, caught_up=False)
+    with pytest.raises(StampError, match=r"replay.max_sources = 3000: .* 3001 sources in t; .* input.stamp"):
+        route_batch([frame_of(2, pids[3_000:3_001])], rules, again, MemoryStore(store), behind)
+    found = route_batch([frame_of(2, pids[2_500:])], rules, again, store, BatchFacts.at(HOUR))
+    assert found.stats["sources"] == 2_500, "idle marks don't count"
+    lower = replace(rules, max_sources=5)
+    route_batch([frame_of(3, pids[2_500:2_510])], lower, found.state, store, behind)
 
 
 def test_a_state_of_version_1_is_read() -> None:

@@ -30,7 +30,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "service.shards": "3", "service.batch_records": "5", "service.batch_bytes": "2MB",
         "service.interval": "3s",
         "kafka.options": '{"client.id": "x"}', "http.port": "80", "http.stale_after": "9s",
-        "replay.mark_ttl": "2s",
+        "replay.mark_ttl": "2s", "replay.max_sources": "9",
         "replay.enabled": "true", "dedup.enabled": "true", "dedup.max_future": "1s",
         "service.master": "local[2]", "kafka.bootstrap": "h:1", "input.format": "json",
         "input.stamp": "header",

@@ -108,13 +108,27 @@ def test_a_begun_batch_is_finished_before_new_settings_count(
 ) -> None:
     checkpoint.decisions.settings_for_start(SETTINGS)
     checkpoint.plan(0)
+    checkpoint.route(0)
     for _ in range(2):  # a kill in between changes nothing
         assert checkpoint.decisions.settings_for_start(changed) == (SETTINGS, True)
     assert checkpoint.messages == ["finishing batch 0 with the settings it was begun with"] * 2
     checkpoint.finish(0)
     assert checkpoint.decisions.settings_for_start(changed) == (changed, False)
     checkpoint.plan(1)
+    checkpoint.route(1)
     assert checkpoint.decisions.settings_for_start(changed) == (changed, False)
+    assert checkpoint.decisions.settings_for_start(SETTINGS) == (changed, True)
+
+
+@pytest.mark.parametrize("changed", DECIDING.values(), ids=DECIDING.keys())
+def test_a_batch_that_was_never_routed_gets_new_settings(
+    checkpoint: Checkpoint, changed: PipelineSettings
+) -> None:
+    """Its own settings may be what refuses it."""
+    checkpoint.decisions.settings_for_start(SETTINGS)
+    checkpoint.plan(0)
+    assert checkpoint.decisions.settings_for_start(changed) == (changed, False)
+    checkpoint.route(0)
     assert checkpoint.decisions.settings_for_start(SETTINGS) == (changed, True)
 
 
@@ -140,6 +154,7 @@ def test_other_settings_count_at_once(checkpoint: Checkpoint, changed: PipelineS
 def test_how_a_begun_batch_is_operated_is_as_it_is_now(checkpoint: Checkpoint) -> None:
     checkpoint.decisions.settings_for_start(SETTINGS)
     checkpoint.plan(0)
+    checkpoint.route(0)
     other = with_avro(registry="http://other:8081", options=(("timeout", "5"),))
     other = replace(other, bootstrap="other:9092", options={"sasl.password": "new"})
     found, _ = checkpoint.decisions.settings_for_start(replace(other, stamp="header"))
@@ -155,6 +170,7 @@ def test_a_checkpoint_of_an_earlier_version_gets_the_current_settings(checkpoint
     checkpoint.plan(0)
     checkpoint.finish(0)
     checkpoint.plan(1)
+    checkpoint.route(1)
     assert checkpoint.decisions.settings_for_start(SETTINGS) == (SETTINGS, False)
     assert checkpoint.decisions.settings_for_start(DECIDING["period"]) == (SETTINGS, True)
 
@@ -165,6 +181,7 @@ def test_a_setting_that_a_record_lacks_is_as_it_is_now(checkpoint: Checkpoint) -
     path = checkpoint.folder / DECISIONS
     path.write_text(path.read_text().replace('"stamp": "key",', ""))
     checkpoint.plan(0)
+    checkpoint.route(0)
     new = replace(SETTINGS, stamp="header")
     assert checkpoint.decisions.settings_for_start(new) == (new, False)
 
@@ -178,6 +195,7 @@ def test_pids_that_a_record_has_by_input_topic_alone_are_not_used(checkpoint: Ch
     recorded["decisions"]["pids"] = {"orders": 6}
     path.write_text(json.dumps(recorded))
     checkpoint.plan(0)
+    checkpoint.route(0)
     assert checkpoint.decisions.settings_for_start(SETTINGS) == (SETTINGS, False)
     changed = DECIDING["period"]
     assert checkpoint.decisions.settings_for_start(changed) == (SETTINGS, True)
@@ -195,6 +213,7 @@ def test_pids_that_a_record_has_by_input_topic_alone_are_not_used(checkpoint: Ch
 def test_a_record_that_cannot_be_read_is_refused(checkpoint: Checkpoint, content: str, words: str) -> None:
     (checkpoint.folder / DECISIONS).write_text(content)
     checkpoint.plan(0)
+    checkpoint.route(0)
     with pytest.raises(CheckpointError, match=f"decisions.json .*{words}"):
         checkpoint.decisions.settings_for_start(SETTINGS)
 
@@ -228,8 +247,7 @@ def test_unknown_schemas_of_a_batch_with_settings_of_its_own(checkpoint: Checkpo
     changed = DECIDING["period"]
     now = checkpoint.decisions.record_unknown(changed, {7})
     assert (unknown(now), now.rules) == ((7,), changed.rules)
-    begun, only_this_batch = checkpoint.decisions.settings_for_start(now)
-    assert (unknown(begun), begun.rules, only_this_batch) == ((7,), SETTINGS.rules, True)
+    assert checkpoint.decisions.settings_for_start(now) == (now, False), "nothing of it was decided"
 
 
 def test_the_number_of_recorded_ids_is_limited(checkpoint: Checkpoint) -> None:

@@ -46,7 +46,7 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
                  "interval": "4s"},
         kafka={"options": {"sasl.password": "${RF_TEST_PASSWORD}"}},
         input={"stamp": "header", "starting": "latest", "format": "raw"},
-        replay={"mark_ttl": "1s", "on_invalid": "error", "topic": "replays"},
+        replay={"mark_ttl": "1s", "max_sources": 9, "on_invalid": "error", "topic": "replays"},
         dedup={"key": ["@key"], "expiry_key": "@timestamp", "unit": "us", "clock": "system",
                "match": "bucket",
                "period": "2ms", "bucket_span": "1ms", "max_future": "5us"},
@@ -59,7 +59,7 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
     assert (plan.stamp, plan.starting) == ("header", "latest")
     assert (plan.on_invalid, plan.output_key) == ("error", "preserve")
     assert plan.keys == KeySpec("raw", ("@key",), "@timestamp", "us")
-    assert plan.rules == Rules(True, 1_000_000, True, Clock.SYSTEM, 2_000, 1_000, Match.BUCKET, "us")
+    assert plan.rules == Rules(True, 1_000_000, 9, True, Clock.SYSTEM, 2_000, 1_000, Match.BUCKET, "us")
     assert plan.max_future_us == 5
     assert plan.outputs[Route.REPLAY] == Output("replays", 5)
 
