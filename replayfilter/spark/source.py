@@ -122,6 +122,7 @@ class BatchPlanner(DataSourceStreamReader):
         self._interval_s = self._pipeline.interval_us / 1e6 if settings.stop_at is None else 0.0
         self._slowest_poll_s = max(SLOWEST_POLL_S, min(self._interval_s, LONGEST_WAIT_S) * SLOWEST_POLL_SHARE)
         self._not_before = 0.0  # when the next batch may begin, in seconds of the monotonic clock
+        self._pause_s = POLL_S  # until the next request, longer with each that found nothing
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the first batch begins. In logs of this source, that batch's own end says it."""
@@ -167,7 +168,7 @@ class BatchPlanner(DataSourceStreamReader):
         stop_at = self._settings.stop_at
         if stop_at is not None and _reached(self._last.ends, stop_at):
             return self._logged
-        started, pause = time.monotonic(), POLL_S
+        started = time.monotonic()
         if started < self._not_before:
             time.sleep(min(self._not_before - started, LONGEST_WAIT_S))
             if self._not_before - started > LONGEST_WAIT_S:
@@ -185,8 +186,8 @@ class BatchPlanner(DataSourceStreamReader):
                 return self._plan(starts, found, began, round(waited * 1e6))
             if waited > LONGEST_WAIT_S:
                 return self._logged
-            time.sleep(pause)
-            pause = min(pause * 1.5, self._slowest_poll_s)
+            time.sleep(self._pause_s)
+            self._pause_s = min(self._pause_s * 1.5, self._slowest_poll_s)
 
     def _plan(self, starts: Ends, found: Ends, began: Ends, waited_us: int) -> dict[str, Any]:
         ends = next_ends(starts, found, self._settings.batch_records)
@@ -194,6 +195,7 @@ class BatchPlanner(DataSourceStreamReader):
             partition: end - ends[partition] for partition, end in found.items() if end > ends[partition]
         }
         self._not_before = 0.0 if behind else time.monotonic() + self._interval_s
+        self._pause_s = POLL_S
         now, running_us, before = time.time_ns() // 1000, time.monotonic_ns() // 1000, self._planned_at_us
         believed = believed_time(now, self._last.time_us, running_us - before if before is not None else 0)
         self._planned_at_us = running_us

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.rules import Rules
 from replayfilter.formats import KeySpec
+from replayfilter.kafka.admin import Cluster
 from replayfilter.spark.batch_range import BatchEnd
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.source import LONGEST_WAIT_S, BatchPlanner, SourceSettings
@@ -100,3 +103,28 @@ def test_the_planner_answers_soon_so_that_the_service_can_stop(
         end, _ = source.plan()
         assert time.monotonic() - started < LONGEST_WAIT_S + SLACK_S
         assert end == (0 if interval_s else records)
+
+
+def test_an_idle_planner_asks_seldom_but_soon_after_a_batch(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[float] = []
+    ask = Cluster.end_offsets
+
+    def counted(cluster: Cluster, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
+        requests.append(time.monotonic())
+        return ask(cluster, partitions)
+
+    monkeypatch.setattr(Cluster, "end_offsets", counted)
+    source = Source(bootstrap, 1)
+    for _ in range(2):  # the interval, and a second in which it asks less and less often
+        source.plan()
+    requests.clear()
+    source.plan()
+    assert len(requests) <= LONGEST_WAIT_S / 0.2 + 2
+    source.write(1)
+    assert source.plan()[0] == 1
+    time.sleep(1)
+    requests.clear()
+    source.plan()
+    assert requests[1] - requests[0] < 0.2, "records often follow each other"
