@@ -213,7 +213,7 @@ class StampingProducer:
         except BaseException:
             self._last = self._before
             with suppress(KafkaException):  # the original error is raised
-                call_in_thread(seconds + 1, lambda: self._producer.abort_transaction(seconds))
+                call_in_thread(seconds + 2, lambda: self._abort(seconds))
             raise
         finally:
             self._before = None
@@ -229,6 +229,15 @@ class StampingProducer:
             self.flush()
 
     # -- internals ---------------------------------------------------------------------------------
+
+    def _abort(self, seconds: float) -> None:
+        """Abort the transaction; its records are sent first.
+
+        A producer that drops records on their way may fail in the next transaction.
+        """
+        deadline = time.monotonic() + seconds
+        self._producer.flush(seconds)
+        self._producer.abort_transaction(max(1.0, deadline - time.monotonic()))
 
     def _with_stamp(
         self, stamp: bytes, key: bytes | str | None, headers: Headers | None

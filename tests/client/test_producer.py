@@ -248,6 +248,28 @@ def test_a_transaction_is_visible_completely_or_not_at_all(bootstrap: str) -> No
     assert [m.value() for m in read_all(bootstrap, topic)] == [b"a", b"b"]
 
 
+@pytest.mark.slow
+def test_a_block_that_fails_right_after_produce_leaves_a_good_producer(bootstrap: str) -> None:
+    topic, sources = new_topic(bootstrap, "txn-aborts", 6), range(6)
+    for number in range(40):
+        producer = StampingProducer(
+            settings(bootstrap) | {"linger.ms": number % 2 * 5},
+            topic,
+            PID,
+            transactional_id=f"{topic}-{number % 5}",
+        )
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError), producer.transaction():  # noqa: PT012
+                for source in sources:
+                    producer.produce(source, number, b"lost" * 500)
+                time.sleep(number % 3 * 0.002)
+                raise ZeroDivisionError
+        with producer.transaction():
+            for source in sources:
+                producer.produce(source, number, b"kept")
+    assert [message.value() for message in read_all(bootstrap, topic)] == [b"kept"] * 6 * 40
+
+
 def test_a_transaction_commits_the_consumers_offsets_with_it(bootstrap: str) -> None:
     topic = new_topic(bootstrap, "txn-offsets")
     consumer = Consumer(settings(bootstrap) | {"group.id": topic})
