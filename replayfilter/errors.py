@@ -8,6 +8,7 @@
     ├── RegistryError      the schema registry can't be reached, or refuses a request
     │   └── UnknownSchemas it does not know the ids of some schemas
     ├── DeliveryError      a lane can't deliver its part of a batch, or a producer its records
+    ├── ServiceReplaced    another service of the same name has started (exit code 4)
     ├── WatermarkError     the watermark server can't run, can't be reached, or refuses a request
     ├── SparkLost          Spark's JVM has ended or hangs: this process can't continue, a new one can
     └── MissingDependency  Java, jars or a Python package is missing on this machine
@@ -76,6 +77,10 @@ class DeliveryError(ReplayfilterError):
         self.lane = lane
         if lane is not None:
             self.add_note(f"{LANE_NOTE}{lane}")
+
+
+class ServiceReplaced(ReplayfilterError):
+    """Another service of the same name has started; only that one can deliver now."""
 
 
 class WatermarkError(ReplayfilterError):

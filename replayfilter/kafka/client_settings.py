@@ -32,6 +32,8 @@ Settings = dict[str, str | int | float | bool]
 _RESERVED = {
     "bootstrap.servers": "set kafka.bootstrap instead",
     "group.id": "the consumer group is service.name",
+    "group.instance.id": "it is service.name, so that a second service of the name replaces the first",
+    "group.protocol": "a service replaces an earlier one with the classic protocol only",
     "transactional.id": "each lane's id is made from service.name; another id would not fence earlier owners",
     "transactional.id.prefix": "each lane's id is made from service.name",
     "enable.idempotence": "without it a retry inside the client can write a record twice",

@@ -10,11 +10,13 @@ process has one :class:`Lanes`, and every task does this:
         delivery.write(chunk)                           # (3) leaves out records below those offsets
         stats = delivery.commit({partition: next_offset})   # (4) records and offsets, or nothing
 
-Leaving the block without :meth:`Delivery.commit` aborts. Every failure is a
-:class:`~replayfilter.errors.DeliveryError`, after which the whole task may be tried again.
+Leaving the block without :meth:`Delivery.commit` aborts. A failure is a
+:class:`~replayfilter.errors.DeliveryError`, after which the whole task may be tried again, or a
+:class:`~replayfilter.errors.ServiceReplaced`.
 
 Why this is enough: Kafka accepts a commit only if nobody has initialised the same id since (1), and whoever
 initialised it before (1) can't commit afterwards. Nothing was delivered by anyone else between (2) and (4).
+Another service with other lanes is kept out by the membership that each commit carries: see membership.py.
 
 A producer that is kept from an earlier batch skips (1) and (2). If its commit succeeds, it has been the
 owner all along, and the offsets that it committed last are still right. If it was fenced in between, it
@@ -26,7 +28,6 @@ producer is dropped, and the task starts again at (1). A fence after that costs 
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +37,14 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import DeliveryError
+from replayfilter.errors import DeliveryError, ReplayfilterError, ServiceReplaced
 from replayfilter.kafka.chunk import FIRST_MS, Chunk
-from replayfilter.kafka.client_settings import client_settings, lane_settings, refused_setting
+from replayfilter.kafka.client_settings import client_settings, lane_settings
+from replayfilter.kafka.membership import is_replaced, replaced
 from replayfilter.kafka.offsets import GroupOffsets
 from replayfilter.kafka.producer_limits import largest_batch
 from replayfilter.kafka.refusals import Refusals, size_of
+from replayfilter.kafka.standbys import Standbys
 from replayfilter.kafka.transactions import (
     STEP_LIMIT_S,
     LaneStats,
@@ -56,24 +59,12 @@ from replayfilter.kafka.transactions import (
 
 # Each producer has some threads of its own. A lane seldom comes back to a worker before another one had it.
 KEPT_OWNERS = 8
-KEPT_STANDBYS = 4
 TAKEOVERS_MAX = 3  # takeovers that one open() tries while another task keeps fencing the lane
 OUTCOME_LIMIT_S = 2.0  # after a failed commit, to read from the offsets whether it went through after all
-CONNECT_S = 0.08  # a new producer connects in the background; init_transactions before that takes 500 ms
 FLUSH_STEP_S = 1.0  # failed records are noticed at this interval while the last ones are sent
 QUEUE_FULL_WAIT_S = 0.1  # a full queue empties in the background; poll returns when something was sent
 
-# Configure this logger to see librdkafka's log. Each fence is a fatal error there, but here it is normal.
 _log = logging.getLogger("replayfilter.librdkafka")
-_log.addHandler(logging.NullHandler())
-
-
-@dataclass(slots=True)
-class _Standby:
-    """A producer that is connected but has not initialised the lane."""
-
-    producer: Producer
-    created_at: float  # time.monotonic()
 
 
 @dataclass(slots=True)
@@ -105,21 +96,19 @@ class Lanes:
         self._kept_owners = kept_owners
         self.max_message_bytes = max_message_bytes
         self.settings = lane_settings(bootstrap, options, max_message_bytes)
+        self.standbys = Standbys(self.settings, service)
         self.offsets = GroupOffsets(client_settings(bootstrap, options), service)
-        self._standbys: dict[int, _Standby] = {}
+        self.membership: Any = self.offsets.metadata
         self._owners: dict[int, _Owner] = {}
 
-    def prepare(self, lanes: Iterable[int]) -> None:
-        """Create a standby for each of these lanes that has none; it connects in the background.
+    def join(self, membership: bytes) -> None:
+        """Deliver with this membership of the group from now on: see membership.py.
 
-        Taking a lane over takes 4-8 ms with a standby, and about 90 ms without. At most
-        :data:`KEPT_STANDBYS` are kept, those of the lanes that were here last.
+        Producers that were kept with another one are dropped. Another service may have delivered since then.
         """
-        for lane in lanes:
-            standby = self._standbys.pop(lane) if lane in self._standbys else self._standby(lane)
-            self._standbys[lane] = standby  # at the end, as the one used last
-            while len(self._standbys) > KEPT_STANDBYS:
-                self._standbys.pop(next(iter(self._standbys)))
+        if membership != self.membership:
+            self._drop_owners()
+            self.membership = membership
 
     def open(self, lane: int, partitions: Iterable[InputPartition] = ()) -> Delivery:
         """Own ``lane`` and begin a delivery to it.
@@ -133,16 +122,19 @@ class Lanes:
         begun = owner is not None and self._still_owns(owner, partitions, stats)
         if owner is None or not begun:
             owner = _Owner(self._take_over(lane, stats), {})
-        self.prepare([lane])  # for the next takeover: it connects while this delivery goes on
+        self.standbys.prepare([lane])  # for the next takeover: it connects while this delivery goes on
         delivery = Delivery(self, lane, owner, stats, begun)
         delivery.load_offsets(partitions)
         return delivery
 
     def close(self) -> None:
         """Drop all producers; the lanes stay as they were last committed."""
+        self._drop_owners()
+        self.standbys.clear()
+
+    def _drop_owners(self) -> None:
         for owner in self._owners.values():
             discard(owner.producer)
-        self._standbys.clear()
         self._owners.clear()
 
     def keep_owner(self, lane: int, owner: _Owner) -> None:
@@ -166,33 +158,27 @@ class Lanes:
             ) from error
         return {partition: found.get(partition, 0) for partition in wanted}
 
-    def _standby(self, lane: int) -> _Standby:
-        settings = self.settings | {"transactional.id": f"{self.service}-{lane}"}
-        try:
-            return _Standby(Producer(settings, logger=_log), time.monotonic())
-        except KafkaException as error:
-            raise refused_setting(error) from error
-
     def _still_owns(self, owner: _Owner, partitions: Sequence[InputPartition], stats: LaneStats) -> bool:
         """Whether a kept producer still owns its lane: it sends an offset again that it committed last."""
         known = next(each for each in (*partitions, *owner.committed) if each in owner.committed)
         try:
             owner.producer.begin_transaction()
-            send_offsets(owner.producer, {known: owner.committed[known]}, self.offsets.metadata, stats)
+            send_offsets(owner.producer, {known: owner.committed[known]}, self.membership, stats)
         except KafkaException as error:
             stats.fences += is_fence(error.args[0])
             discard(owner.producer)
+            if is_replaced(error.args[0]):
+                raise replaced(self.service) from error
             return False
         return True
 
     def _take_over(self, lane: int, stats: LaneStats) -> Producer:
         for _ in range(TAKEOVERS_MAX):
-            standby = self._standbys.pop(lane, None) or self._standby(lane)
-            time.sleep(max(0.0, standby.created_at + CONNECT_S - time.monotonic()))
+            producer = self.standbys.take(lane)
             try:
-                initialise(standby.producer, stats)
+                initialise(producer, stats)
             except KafkaException as error:
-                discard(standby.producer)
+                discard(producer)
                 reason = error.args[0]
                 if not is_fence(reason):
                     raise DeliveryError(
@@ -203,7 +189,7 @@ class Lanes:
                 stats.fences += 1
             else:
                 stats.takeovers += 1
-                return standby.producer
+                return producer
         raise DeliveryError(
             f"lane {self.service}-{lane} was taken by another task {TAKEOVERS_MAX} times in a row; "
             "make sure that only one service of this name runs, then try the task again",
@@ -285,7 +271,7 @@ class Delivery:
             return self.stats
         try:
             self._begin()
-            send_offsets(owner.producer, ahead, self._lanes.offsets.metadata, self.stats)
+            send_offsets(owner.producer, ahead, self._lanes.membership, self.stats)
             with unwrap_fatal():
                 while owner.producer.flush(FLUSH_STEP_S):  # ends, since each record is sent or fails in time
                     self._refusals.raise_first()
@@ -302,7 +288,7 @@ class Delivery:
         self.abort()  # the client is not called inside of `except`: see transactions.call_in_thread
         problem = self._failure(failed.args[0])
         self._refusals.raise_first()
-        if not self._was_delivered(next_offsets):
+        if isinstance(problem, ServiceReplaced) or not self._was_delivered(next_offsets):
             raise problem from failed
         return self.stats
 
@@ -370,8 +356,10 @@ class Delivery:
             raise self._failure(error.args[0]) from error
         self._refusals.raise_first()
 
-    def _failure(self, error: KafkaError) -> DeliveryError:
+    def _failure(self, error: KafkaError) -> ReplayfilterError:
         self.stats.fences += is_fence(error)
+        if is_replaced(error):
+            return replaced(self._lanes.service)
         return DeliveryError(
             f"lane {self._lanes.service}-{self._lane} could not deliver {self.stats.written} records: "
             f"{error.str()}; nothing of this attempt can be read, try the task again",

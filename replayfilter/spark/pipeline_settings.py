@@ -28,6 +28,7 @@ class PipelineSettings:
     - ``service``: the name of the consumer group, and the start of the transactional ids.
     - ``master``: a Spark master.
     - ``bootstrap``: the Kafka cluster. ``options``: client settings by Kafka's own names, with the secrets.
+    - ``membership``: of the consumer group, which commits carry: see kafka/membership.py. Empty: none.
     - ``log_level``: Spark's own log on stderr: "off", "error", "warn" or "info".
 
     Checkpoint:
@@ -92,6 +93,7 @@ class PipelineSettings:
     interval_us: int = 0
     cache_bytes: int = 2_000_000_000
     mark_changes: tuple[MarkChange, ...] = ()
+    membership: bytes = field(default=b"", repr=False)
     log_level: str = "off"
 
     def __post_init__(self) -> None:

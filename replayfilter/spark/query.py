@@ -16,8 +16,9 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import SparkLost, UnknownSchemas
+from replayfilter.errors import ServiceReplaced, SparkLost, UnknownSchemas
 from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
 from replayfilter.spark.counts import records_in
 from replayfilter.spark.failures import explain
@@ -66,9 +67,12 @@ class Service:
     ``begun``: the settings of an unfinished batch. With them it is finished first, by a query of its own.
     Without ``begun``, all batches use the current settings, and schemas that are unknown are an error.
 
+    ``membership``: of the consumer group. Without it, a second service of the same name is not noticed.
+
     ``last_response_at``: when Spark last answered, in Unix seconds. ``restart_requested``: the query ended
     itself and is to be started again: with smaller batches, because one had more than twice
-    ``batch_bytes``; with new settings (see ``restart_with``); or because the batch had its own settings.
+    ``batch_bytes``; with new settings (see ``restart_with``); because the batch had its own settings; or
+    because the group was joined again.
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class Service:
         on_batch: Sequence[Callable[[Progress], None]] = (),
         shared: Sequence[int] = (),
         begun: BegunBatch | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self._settings, self._shared, self._begun = settings, shared, begun
+        self._membership, self._joined_as = membership, b""
         self._on_batch = on_batch
         self._query: StreamingQuery | None = None
         self._last_seen = -1
@@ -98,8 +104,8 @@ class Service:
     def start(self, once: bool = False) -> None:
         """Start the query and return as soon as it runs. ``once``: process what is there now, then end.
 
-        Raises MissingDependency without Java or jars, BrokerError if no broker answers, and SparkLost if the
-        JVM has ended.
+        Raises MissingDependency without Java or jars, BrokerError if no broker answers, ServiceReplaced if
+        another service of this name has started, and SparkLost if the JVM has ended.
         """
         self.restart_requested, self.last_response_at = False, time.time()
         while self._changes:
@@ -111,6 +117,9 @@ class Service:
         with _jvm_errors():
             session = start_session(settings, self._shared)
             settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
+            if self._membership is not None:
+                self._joined_as = self._membership.current()
+                settings = replace(settings, membership=self._joined_as)
             self._stop_at = self._ends_now() if once and not self._only_one_batch else None
             plan = build_pipeline(session, settings, limit, self._stop_at)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(settings.service)
@@ -141,6 +150,7 @@ class Service:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, may be a fraction
                 self.last_response_at = time.time()
                 self._report(query)
+                self._check_membership(query)
                 self.restart_requested = self.restart_requested or bool(self._changes)
                 if self._stopping.is_set() or self.restart_requested:
                     if batch_at_request is None:
@@ -152,12 +162,30 @@ class Service:
         except StreamingQueryException as error:
             self._report(query)
             reason = explain(str(error))
+            if isinstance(reason, ServiceReplaced) and self._membership is not None:
+                self._membership.ask()
+                self.restart_requested = True
+            self._check_membership(query)
+            if self.restart_requested:
+                return
             if self._begun is None or not isinstance(reason, UnknownSchemas):
                 raise reason from error
             self._settings = self._begun.record_unknown(self._settings, reason.ids)
             self.restart_requested = True
         self._report(query)
         self.restart_requested = self.restart_requested or self._only_one_batch
+
+    def _check_membership(self, query: StreamingQuery) -> None:
+        """Stop at once if another service has started; request a restart if the group was joined again."""
+        if self._membership is None:
+            return
+        try:
+            self._membership.check()
+        except ServiceReplaced:
+            query.stop()
+            raise
+        if self._membership.has_changed(self._joined_as):
+            self.restart_requested = True
 
     def stop_after_batch(self) -> None:
         """End after the current batch; ``await_end`` returns then. Any thread may call it."""

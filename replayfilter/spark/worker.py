@@ -55,6 +55,8 @@ def lanes(settings: PipelineSettings) -> Lanes:
             max_message_bytes=settings.max_message_bytes,
             kept_owners=max(KEPT_OWNERS, 2 * -(-settings.lanes // len(os.sched_getaffinity(0)))),
         )
+    if settings.membership:
+        _lanes[name].join(settings.membership)
     return _lanes[name]
 
 

@@ -103,7 +103,7 @@ def test_two_tasks_with_the_same_lane_at_once(service: LaneService) -> None:
     def task(mine: LaneStats, seed: int) -> None:
         pause = random.Random(seed)
         lanes = service.lanes()
-        lanes.prepare([0])
+        lanes.standbys.prepare([0])
         start.wait(30)
         try:
             for first in range(0, 200, 20):

@@ -13,7 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import ConfigError, DeliveryError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.lanes import KEPT_OWNERS, KEPT_STANDBYS, Lanes
+from replayfilter.kafka.lanes import KEPT_OWNERS, Lanes
+from replayfilter.kafka.standbys import KEPT_STANDBYS
 from replayfilter.kafka.transactions import LaneStats
 from tests.support.clients import clients
 from tests.support.lane_service import LANES, PARTITIONS, LaneService

@@ -1,7 +1,7 @@
 """The ``replayfilter`` command. docs/reference/cli.md describes it.
 
-Exit codes: 0 success, 1 failed at run time, 2 wrong usage or config. Commands that need Spark or Kafka import
-them when they run, so that ``check`` is fast.
+Exit codes: 0 success, 1 failed at run time, 2 wrong usage or config, 4 replaced by another service of the
+same name. Commands that need Spark or Kafka import them when they run, so that ``check`` is fast.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from replayfilter.errors import ConfigError, ReplayfilterError
+from replayfilter.errors import ConfigError, ReplayfilterError, ServiceReplaced
 from replayfilter.service.cli import demo_commands, inspect_commands, run_commands, stamp_commands
-from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, USAGE, print_errors, wants_debug
+from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, REPLACED, USAGE, print_errors, wants_debug
 from replayfilter.watermark.commands import app as watermark
 
 
@@ -34,7 +34,7 @@ class Commands(TyperGroup):
                 traceback.print_exc()
             else:
                 ctx.meta.get(PRINT_ERRORS, print_errors)(*_messages(error), cause=error)
-            raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from error
+            raise typer.Exit(_exit_code(error)) from error
 
 
 app = typer.Typer(
@@ -54,6 +54,12 @@ app.add_typer(watermark, name="watermark")
 def main() -> None:
     """The entry point of the ``replayfilter`` command."""
     app(prog_name="replayfilter")
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, ConfigError):
+        return USAGE
+    return REPLACED if isinstance(error, ServiceReplaced) else FAILED
 
 
 def _messages(error: Exception) -> list[str]:

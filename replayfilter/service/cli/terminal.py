@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130  # exit codes
+FAILED, USAGE, REPLACED, INTERRUPTED = 1, 2, 4, 130  # exit codes
 PRINT_ERRORS = "replayfilter.print_errors"  # the key in a context's meta of a replacement for print_errors()
 _TABLE_WIDTH = 140
 

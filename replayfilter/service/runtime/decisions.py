@@ -34,7 +34,7 @@ DECISIONS, FORMAT = "decisions.json", 1
 # All other settings decide, also those that are added later.
 _OPERATIONAL = {
     "checkpoint", "bootstrap", "master", "options", "starting", "batch_records", "batch_bytes", "interval_us",
-    "cache_bytes", "max_message_bytes", "mark_changes", "log_level",
+    "cache_bytes", "max_message_bytes", "mark_changes", "membership", "log_level",
 }  # fmt: skip
 _OPERATIONAL_AVRO = {"registry", "options"}
 _STATE_FILE = re.compile(r"(\d+)_.*\.(?:zip|changelog)")  # the state after batch n - 1

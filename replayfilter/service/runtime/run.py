@@ -12,6 +12,8 @@ from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.errors import ConfigError
 from replayfilter.kafka.admin import Topic
+from replayfilter.kafka.client_settings import client_settings
+from replayfilter.kafka.membership import Membership
 from replayfilter.service.config.model import Config
 from replayfilter.service.monitor.batch import Batch, read_batch
 from replayfilter.service.monitor.lag_poller import LagPoller
@@ -57,7 +59,10 @@ def serve(
 
         # The service itself.
         on_batch = _batch_handler(config.service.name, status, reporter, client)
-        query = Service(plan, [on_batch], [lock], RecordedDecisions(checkpoint, reporter.info))
+        settings = client_settings(config.kafka.bootstrap, config.client_options())
+        membership = running.enter_context(Membership(settings, plan.service, plan.topics))
+        begun = RecordedDecisions(checkpoint, reporter.info)
+        query = Service(plan, [on_batch], [lock], begun, membership)
         if not once:
             _follow_roster_files(config, plan, query, reporter, running)
             _follow_topics(plan, findings, query, reporter, running)

@@ -2,8 +2,8 @@
 
 A failed query is started again from its checkpoint: after one second, then two, four, and up to 30. While no
 broker answers, this goes on without a limit. Any other error is retried up to :data:`TRIES` times; a finished
-batch resets the count. An error that a retry can't fix (config, checkpoint, lost data, too many sources)
-ends the service at once.
+batch resets the count. An error that a retry can't fix (config, checkpoint, lost data, too many sources,
+another service of this name) ends the service at once.
 
 On the first SIGTERM or SIGINT the current batch may finish, but for no longer than :data:`STOP_SECONDS`. A
 second signal ends the process at once. Neither loses anything: the next start repeats what was not committed.
@@ -26,6 +26,7 @@ from replayfilter.errors import (
     ConfigError,
     MissingDependency,
     ReplayfilterError,
+    ServiceReplaced,
     SparkLost,
     StampError,
 )
@@ -35,7 +36,7 @@ POLL_SECONDS = 0.1
 TRIES = 5
 STOP_SECONDS = 60.0
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
-_PERMANENT = (ConfigError, CheckpointError, MissingDependency, SparkLost, StampError)
+_PERMANENT = (ConfigError, CheckpointError, MissingDependency, ServiceReplaced, SparkLost, StampError)
 
 
 class Warn(Protocol):

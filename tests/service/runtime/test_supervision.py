@@ -17,6 +17,7 @@ from replayfilter.errors import (
     DeliveryError,
     MissingDependency,
     ReplayfilterError,
+    ServiceReplaced,
     SparkLost,
 )
 from replayfilter.service.monitor.status import Phase, Status
@@ -122,6 +123,7 @@ def test_once_does_not_wait_forever_for_a_broker(signals: StopSignals) -> None:
         ConfigError(["dedup.key: missing"]),
         CheckpointError("Kafka no longer holds records"),
         MissingDependency("no Java"),
+        ServiceReplaced("another one has started"),
         SparkLost("the JVM is gone"),
         ZeroDivisionError("a bug"),
     ],
