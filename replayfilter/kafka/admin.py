@@ -29,7 +29,7 @@ from confluent_kafka.cimpl import NewTopic
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.client_settings import client_settings, refused_setting
-from replayfilter.kafka.offsets import GroupOffsets
+from replayfilter.kafka.offsets import PENDING, Committed, GroupOffsets
 
 ANSWER_LIMIT_S = 10.0  # a cluster that is up answers in milliseconds; longer only keeps the user waiting
 BROKER_DEFAULT = -1  # the replication factor that the broker is configured with
@@ -41,7 +41,6 @@ _UNREACHABLE = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
 }
-_UNSTABLE = {KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT}
 
 _OPEN_TRANSACTION = (
     "the offsets of group {group!r} can't be read yet, since a transaction that moves them is open, perhaps "
@@ -160,17 +159,24 @@ class Cluster:
         With ``stable`` it waits until no open transaction may move them. A transaction that a killed service
         left behind stays open until the service starts again; without ``stable`` it is ignored.
         """
+        found = self.committed_entries(group, partitions, stable=stable)
+        return {partition: entry.offset for partition, entry in found.items()}
+
+    def committed_entries(
+        self, group: str, partitions: Iterable[InputPartition], *, stable: bool = True
+    ) -> dict[InputPartition, Committed]:
+        """What :meth:`committed` returns, with the texts that were committed with the offsets."""
         partitions = list(partitions)
         if not partitions:
             return {}
         offsets = GroupOffsets(self._settings, group, stable=stable)
         try:
-            return offsets.read(partitions, self._limit)
+            return offsets.read_entries(partitions, self._limit)
         except KafkaException as error:
             reason: KafkaError = error.args[0]
         finally:
             offsets.close()
-        if stable and reason.code() in _UNSTABLE:
+        if stable and reason.code() in PENDING:
             self.committed(group, partitions, stable=False)  # raises if the broker is away
             raise BrokerError(_OPEN_TRANSACTION.format(group=group))
         raise _broker_error(reason, self.bootstrap, f"the committed offsets of group {group!r}")

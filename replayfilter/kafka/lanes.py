@@ -41,7 +41,7 @@ from replayfilter.errors import DeliveryError, ReplayfilterError, ServiceReplace
 from replayfilter.kafka.chunk import FIRST_MS, Chunk
 from replayfilter.kafka.client_settings import client_settings, lane_settings
 from replayfilter.kafka.membership import is_replaced, replaced
-from replayfilter.kafka.offsets import GroupOffsets
+from replayfilter.kafka.offsets import PENDING, GroupOffsets
 from replayfilter.kafka.producer_limits import largest_batch
 from replayfilter.kafka.refusals import Refusals, size_of
 from replayfilter.kafka.standbys import Standbys
@@ -65,6 +65,10 @@ FLUSH_STEP_S = 1.0  # failed records are noticed at this interval while the last
 QUEUE_FULL_WAIT_S = 0.1  # a full queue empties in the background; poll returns when something was sent
 
 _log = logging.getLogger("replayfilter.librdkafka")
+_OPEN_TRANSACTION = (
+    "perhaps an earlier service of this name has left a transaction open, which Kafka ends after its "
+    "transaction.timeout.ms (5 minutes)"
+)
 
 
 @dataclass(slots=True)
@@ -151,9 +155,11 @@ class Lanes:
         try:
             found = self.offsets.read(wanted, limit, stats)
         except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            wait = f"; {_OPEN_TRANSACTION}" if reason.code() in PENDING else ""
             raise DeliveryError(
                 f"the committed offsets of group {self.service!r} can't be read for {len(wanted)} input "
-                f"partitions: {error.args[0].str()}; check that the broker is up and that the group may be "
+                f"partitions: {reason.str()}{wait}; check that the broker is up and that the group may be "
                 "read, then try the task again"
             ) from error
         return {partition: found.get(partition, 0) for partition in wanted}

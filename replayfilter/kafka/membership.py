@@ -7,10 +7,9 @@ offsets only from the current one:
 
 - When a second service of the name joins, it takes the first one's place at once. From then on Kafka refuses
   the first one's offsets, and the first one ends.
-- When the driver was frozen for longer than its session, or input partitions were added, it joins again
-  by itself. Offsets with the old membership are refused; the query starts again with the new one. Before it
-  joins again it asks who has the place in the group: a service that was replaced while it was frozen must
-  not take the place back.
+- When the driver was frozen for longer than its session, it joins again by itself. Offsets with the old
+  membership are refused; the query starts again with the new one. Before it joins again it asks who has the
+  place in the group: a service that was replaced while it was frozen must not take the place back.
 
 A service joins before it reads any committed offset. Offsets that Kafka has accepted from another service
 before that are either committed or pending, and a read of stable offsets waits for the pending ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -23,6 +23,18 @@ _NOT_READY = {  # try again: the coordinator starts, moves or loads, or a commit
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
 }
+
+
+FIRST = "first"  # the text with an offset at which a service begins; it has delivered nothing before it
+# What a read of stable offsets ends with while an open transaction may move them.
+PENDING = {KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT}
+
+
+class Committed(NamedTuple):
+    """A committed next offset, and the text that was committed with it."""
+
+    offset: int
+    metadata: str
 
 
 class GroupOffsets:
@@ -54,7 +66,13 @@ class GroupOffsets:
     def read(
         self, partitions: Iterable[InputPartition], limit: float, stats: LaneStats | None = None
     ) -> dict[InputPartition, int]:
-        """The group's next offsets; partitions that have none are left out.
+        """The group's next offsets; partitions that have none are left out. As :meth:`read_entries`."""
+        return {at: entry.offset for at, entry in self.read_entries(partitions, limit, stats).items()}
+
+    def read_entries(
+        self, partitions: Iterable[InputPartition], limit: float, stats: LaneStats | None = None
+    ) -> dict[InputPartition, Committed]:
+        """The group's next offsets with their texts; partitions that have none are left out.
 
         Tries again for ``limit`` seconds while the group's coordinator isn't ready, and counts that in
         ``stats``. Raises KafkaException with the last error.
@@ -71,7 +89,11 @@ class GroupOffsets:
             except KafkaException as error:
                 failure = error.args[0]
             if failure is None:
-                return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
+                return {
+                    (each.topic, each.partition): Committed(each.offset, each.metadata or "")
+                    for each in found
+                    if each.offset >= 0
+                }
             if failure.code() not in _NOT_READY or time.monotonic() > deadline:
                 raise KafkaException(failure)
             if stats is not None:

@@ -43,10 +43,10 @@ def initialise(producer: Producer, stats: LaneStats) -> None:
 
 
 def send_offsets(
-    producer: Producer, offsets: dict[InputPartition, int], group: Any, stats: LaneStats
+    producer: Producer, offsets: dict[InputPartition, int], group: Any, stats: LaneStats, metadata: str = ""
 ) -> None:
     """Add next offsets to the open transaction; for each input partition the last one sent counts."""
-    wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+    wanted = [TopicPartition(*partition, offset, metadata) for partition, offset in offsets.items()]
     send = partial(producer.send_offsets_to_transaction, wanted, group)
     call_in_thread(OFFSETS_LIMIT_S, lambda: _retry(send, stats, OFFSETS_LIMIT_S))
 

@@ -42,7 +42,8 @@ class PipelineSettings:
 
     - ``topics``: the input topics.
     - ``starting``: "earliest", "latest", or offsets by topic and partition; partitions that are not in it
-      start at the earliest offset. Used only while the checkpoint is empty.
+      start at the earliest offset. On a checkpoint that isn't empty, only offsets are used: those of
+      partitions whose committed offset is gone.
     - ``topic_ids``: Kafka's ids of the input topics by name; a topic that is not in it may have any.
     - ``stamp``: where stamps are: "key", "header" or "none".
     - ``on_invalid``: what happens to records without a valid stamp: "pass" or "error".

@@ -22,9 +22,11 @@ from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
 from replayfilter.spark.counts import records_in
 from replayfilter.spark.failures import explain
+from replayfilter.spark.first_offsets import with_first_offsets
 from replayfilter.spark.pipeline import OBSERVED, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
+from replayfilter.spark.source import last_planned_ends
 
 POLL_SECONDS = 0.2  # between two looks at Spark's query; each costs CPU
 OVERSIZE_RESTART_FACTOR = 2.0  # times batch_bytes; a larger batch restarts the query with fewer records
@@ -119,7 +121,8 @@ class Service:
             settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
             if self._membership is not None:
                 self._joined_as = self._membership.current()
-                settings = replace(settings, membership=self._joined_as)
+                planned = last_planned_ends(session, settings)
+                settings = with_first_offsets(replace(settings, membership=self._joined_as), planned)
             self._stop_at = self._ends_now() if once and not self._only_one_batch else None
             plan = build_pipeline(session, settings, limit, self._stop_at)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(settings.service)

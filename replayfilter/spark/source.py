@@ -293,6 +293,12 @@ def read_task(settings: PipelineSettings, task: Task) -> Iterator[pa.RecordBatch
         raise
 
 
+def last_planned_ends(spark: SparkSession, settings: PipelineSettings) -> Mapping[InputPartition, int]:
+    """Where the last batch ends that Spark has planned; empty for an empty checkpoint."""
+    last_end = with_last_batch(spark, SourceSettings(settings, batch_records=0, tasks=0)).last_end
+    return BatchEnd.from_json(json.loads(last_end)).ends if last_end else {}
+
+
 def with_last_batch(spark: SparkSession, settings: SourceSettings) -> SourceSettings:
     """The settings with the last planned batch of the checkpoint, read by Spark's own offset log."""
     jvm: Any = spark._jvm  # PySpark has no types for it

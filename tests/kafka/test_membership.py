@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from replayfilter.errors import BrokerError, DeliveryError, ServiceReplaced
+from replayfilter.kafka import lanes as lanes_module
 from replayfilter.kafka import membership as module
 from replayfilter.kafka.client_settings import Settings
 from replayfilter.kafka.lanes import Lanes
@@ -91,6 +92,23 @@ def test_offsets_that_were_accepted_before_are_waited_for(drivers: Drivers, serv
     assert time.monotonic() - started > 0.9
     assert (stats.written, stats.skipped) == (20, 40)
     finishing.join()
+    service.assert_exactly(30, lanes=(0,))
+
+
+def test_the_error_says_that_a_transaction_may_be_open(
+    drivers: Drivers, service: LaneService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "STEP_LIMIT_S", 0.5)
+    _, early = drivers.start()
+    partitions = service.partitions(0)
+    begun = early.open(7, partitions)
+    begun._begin()
+    send_offsets(begun._get_owner().producer, dict.fromkeys(partitions, 20), early.membership, begun.stats)
+    _, late = drivers.start()
+    with pytest.raises(DeliveryError, match=r"left a transaction open"):
+        late.open(0, partitions)
+    begun.abort()
+    service.deliver(late, 0, 0, 30)
     service.assert_exactly(30, lanes=(0,))
 
 

@@ -23,6 +23,13 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Uncommitted(StrEnum):
+    """Where to begin in input partitions without a committed offset."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(run)
@@ -43,6 +50,13 @@ def run(
             help="For a lost checkpoint: continue at the committed offsets, with an empty state.",
         ),
     ] = False,
+    uncommitted: Annotated[
+        Uncommitted | None,
+        typer.Option(
+            "--uncommitted",
+            help="With --from-committed: where to begin in partitions without a committed offset.",
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -77,7 +91,7 @@ def run(
             lock = running.enter_context(locked(folder))
         except CheckpointError as error:  # reported together with the other errors
             errors.append(str(error))
-        findings = inspect(config, from_committed)
+        findings = inspect(config, from_committed, uncommitted)
         for text in [*warnings, *findings.warnings]:
             reporter.warning(f"warning: {text}")
         if errors := list(dict.fromkeys([*errors, *findings.errors])):

@@ -28,7 +28,7 @@ from replayfilter.service.config.model import Config
 from replayfilter.spark.batch_range import CONNECTOR_FIRST_OFFSETS, BatchEnd, last_line
 
 FORMAT = 1
-IDENTITY, LOCK, SPARK = "replayfilter.json", "lock", "spark"
+IDENTITY, DECISIONS, LOCK, SPARK = "replayfilter.json", "decisions.json", "lock", "spark"
 # The JVM of a killed service notices within a second that its driver has gone, but may first have to finish a
 # write or a full garbage collection of 2 GB. A running service keeps the lock much longer than this.
 LOCK_SECONDS = 10.0
@@ -215,18 +215,23 @@ def differences(kept: Identity, asked: Identity) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SparkProgress:
-    """Offsets in Spark's checkpoint: the first batch's ``start`` and the last finished batch's ``end``."""
+    """Offsets in Spark's checkpoint: where partitions begin (``start``), and where a batch ends (``end``)."""
 
     start: dict[InputPartition, int]
     end: dict[InputPartition, int]
 
 
 def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
-    """Read Spark's own logs; None if no batch is finished. Raises CheckpointError if they are damaged."""
+    """How far the last finished batch goes, from Spark's own logs; None if no batch is finished.
+
+    Raises CheckpointError if they are damaged.
+    """
     finished = [int(name) for name in checkpoint.names(f"{SPARK}/commits") if name.isdecimal()]
-    if not finished:
-        return None
-    last = max(finished)
+    return progress_to(checkpoint, max(finished)) if finished else None
+
+
+def progress_to(checkpoint: CheckpointFolder, last: int) -> SparkProgress:
+    """How far a batch goes. Raises CheckpointError if Spark's logs are damaged."""
     try:
         end = _batch_end(checkpoint.read(f"{SPARK}/offsets/{last}"))
         start = dict(end.began)

@@ -26,11 +26,11 @@ from replayfilter.errors import CheckpointError, RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.formats.spec import MAX_UNKNOWN
 from replayfilter.service.monitor.poller import Poller
-from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder, unfinished_batch
+from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK, CheckpointFolder, unfinished_batch
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import SettingsChange
 
-DECISIONS, FORMAT = "decisions.json", 1
+FORMAT = 1
 # All other settings decide, also those that are added later.
 _OPERATIONAL = {
     "checkpoint", "bootstrap", "master", "options", "starting", "batch_records", "batch_bytes", "interval_us",

@@ -13,10 +13,12 @@ from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster, Topic
 from replayfilter.kafka.client_settings import Settings, client_settings
+from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.producer_limits import BATCH_SIZE
 from replayfilter.kafka.reader import RangeReader, partition_of
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import (
+    DECISIONS,
     IDENTITY,
     SPARK,
     CheckpointFolder,
@@ -25,20 +27,24 @@ from replayfilter.service.runtime.checkpoint import (
     differences,
     identity_of,
     local_folder,
+    progress_to,
     spark_progress,
+    unfinished_batch,
     unwritable,
 )
 from replayfilter.service.runtime.output_topics import too_strict
+from replayfilter.spark.first_offsets import offsets_by_topic
 
 READ_LIMIT_S = 20.0
+SHOWN_PARTITIONS = 20  # in one message
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """The result of the checks. Without ``errors`` the service may start with ``identity``.
 
-    ``topics``: every topic of the config, by name. ``starting``: the offsets to start at, if the
-    committed ones replace a lost checkpoint.
+    ``topics``: every topic of the config, by name. ``starting``: the offsets to start at, if they aren't
+    those of the config or the checkpoint; with a checkpoint, the offsets to commit where they are gone.
     """
 
     errors: list[str]
@@ -48,8 +54,11 @@ class Findings:
     starting: Offsets | None = None
 
 
-def inspect(config: Config, from_committed: bool) -> Findings:
+def inspect(config: Config, from_committed: bool, uncommitted: str | None = None) -> Findings:
     """Check the checkpoint, the topics, the config against the state, and the committed offsets.
+
+    ``from_committed``: continue at the committed offsets if the checkpoint is lost. ``uncommitted``: where to
+    continue then in partitions that have none, "earliest" or "latest".
 
     Finds as many problems as possible in one go. A step that depends on an earlier one is left out if that
     one found errors.
@@ -87,15 +96,21 @@ def inspect(config: Config, from_committed: bool) -> Findings:
     try:
         inputs = [(name, part) for name in config.input.topics for part in range(topics[name].partitions)]
         # After a kill during a delivery, stable offsets would be available only after the next start.
-        committed = cluster.committed(config.service.name, inputs, stable=False)
+        entries = cluster.committed_entries(config.service.name, inputs, stable=False)
+        committed = {partition: entry.offset for partition, entry in entries.items()}
+        delivered = {at: entry.offset for at, entry in entries.items() if entry.metadata != FIRST}
         if started:
             errors += _group_behind(config, checkpoint, committed)
+            missing = _offsets_gone(config, checkpoint, committed, errors, warnings)
+            starting = offsets_by_topic(missing) or None
             if from_committed:
                 warnings.append("--from-committed has no effect: there is a checkpoint, and it is used")
-        elif committed and from_committed:
-            starting = offsets_by_topic(committed)
+        elif delivered and not from_committed:
+            errors.append(_checkpoint_lost(config, delivered))
         elif committed:
-            errors.append(_checkpoint_lost(config, committed))
+            unknown = [partition for partition in inputs if partition not in committed]
+            chosen = _begin_of_unknown(config, cluster, unknown, uncommitted, errors) if delivered else {}
+            starting = offsets_by_topic(committed | chosen)
     except (BrokerError, CheckpointError) as error:
         errors.append(str(error))
     return Findings(errors, warnings, identity, topics, starting)
@@ -113,14 +128,6 @@ def core_count(master: str) -> int:
     if match[1] == "*":
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(match[1] or 1)
-
-
-def offsets_by_topic(offsets: dict[InputPartition, int]) -> Offsets:
-    """{("t", 0): 5} as {"t": {0: 5}}."""
-    nested: Offsets = {}
-    for (topic, partition), offset in offsets.items():
-        nested.setdefault(topic, {})[partition] = offset
-    return nested
 
 
 # ---- topics ------------------------------------------------------------------------------------------
@@ -254,27 +261,96 @@ def _group_behind(
     """Errors for partitions whose committed offset is behind records that the checkpoint has finished.
 
     These records were delivered, since Spark finishes a batch only after its delivery. So the group's offsets
-    were reset, or they have expired. Then they no longer say what a repeated batch must leave out.
+    were set back. Then they no longer say what a repeated batch must leave out.
     """
     progress = spark_progress(checkpoint)
     if progress is None:
         return []
     behind: dict[InputPartition, tuple[int, int]] = {}
     for partition, end in progress.end.items():
-        offset = committed.get(partition, progress.start.get(partition, 0))
-        if offset < end:
-            behind[partition] = offset, end
+        if committed.get(partition, end) < end:
+            behind[partition] = committed[partition], end
     settings = client_settings(config.kafka.bootstrap, config.client_options())
     errors = []
     for topic, number in sorted(_with_records(settings, behind)):
         offset, end = behind[topic, number]
         errors.append(
             f'consumer group "{config.service.name}" is at offset {offset} of {topic}-{number}, but the '
-            f"checkpoint has finished all records below {end}: the group's offsets were reset or have "
-            f"expired; set this one to {end} with kafka-consumer-groups --reset-offsets, or start with a new "
-            "service.name and service.checkpoint"
+            f"checkpoint has finished all records below {end}: the group's offsets were set back; set this "
+            f"one to {end} with kafka-consumer-groups --reset-offsets, or start with a new service.name and "
+            "service.checkpoint"
         )
     return errors
+
+
+def _offsets_gone(
+    config: Config,
+    checkpoint: CheckpointFolder,
+    committed: dict[InputPartition, int],
+    errors: list[str],
+    warnings: list[str],
+) -> dict[InputPartition, int]:
+    """The offsets to commit for partitions that have none any more, although the checkpoint knows them.
+
+    Kafka deletes a group's offsets if it has no member for ``offsets.retention.minutes``. Where the
+    checkpoint has finished everything, its end is right. What an unfinished batch has delivered, only the
+    lost offset could say.
+    """
+    finished, batch = spark_progress(checkpoint), unfinished_batch(checkpoint)
+    planned = progress_to(checkpoint, batch) if batch is not None else finished
+    if planned is None:
+        return {}
+    begin = planned.start | (finished.end if finished else {})
+    missing = {partition: begin.get(partition, 0) for partition in planned.end if partition not in committed}
+    # Every start since decisions.json exists has committed an offset for each partition.
+    always_had_one = checkpoint.read(DECISIONS) is not None
+    at_risk = {
+        partition: (offset, planned.end[partition])
+        for partition, offset in missing.items()
+        if planned.end[partition] > offset and (always_had_one or offset > planned.start.get(partition, 0))
+    }
+    settings = client_settings(config.kafka.bootstrap, config.client_options())
+    for topic, number in sorted(_with_records(settings, at_risk)):
+        first, end = at_risk[topic, number]
+        errors.append(
+            f'consumer group "{config.service.name}" has no committed offset for {topic}-{number} any more, '
+            f"and batch {batch} is unfinished: nobody can say which of its records from {first} to {end - 1} "
+            f"were delivered; set the offset with kafka-consumer-groups --reset-offsets, to {first} to "
+            f"deliver them (perhaps again) or to {end} to leave them out"
+        )
+    read = {at: (planned.start.get(at, 0), offset) for at, offset in missing.items() if offset}
+    if expired := sorted(_with_records(settings, read)):
+        warnings.append(
+            f'consumer group "{config.service.name}" has no committed offset for {_listed(expired)} any '
+            "more: they have expired; the offsets that the checkpoint has finished are committed again"
+        )
+    return missing
+
+
+def _begin_of_unknown(
+    config: Config,
+    cluster: Cluster,
+    unknown: list[InputPartition],
+    uncommitted: str | None,
+    errors: list[str],
+) -> dict[InputPartition, int]:
+    """Where to begin in the partitions without a committed offset, if others have one."""
+    begins, ends = cluster.beginning_offsets(unknown), cluster.end_offsets(unknown)
+    holding = sorted(partition for partition in unknown if ends[partition] > begins[partition])
+    if holding and uncommitted is None:
+        errors.append(
+            f'--from-committed: consumer group "{config.service.name}" has no committed offset for '
+            f"{_listed(holding)}, so it is not known what was delivered of them; begin there with "
+            "--uncommitted earliest (records may be delivered twice) or --uncommitted latest (records may be "
+            "left out)"
+        )
+    return ends if uncommitted == "latest" else begins
+
+
+def _listed(partitions: list[InputPartition]) -> str:
+    shown = ", ".join(f"{topic}-{number}" for topic, number in partitions[:SHOWN_PARTITIONS])
+    more = len(partitions) - SHOWN_PARTITIONS
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _with_records(settings: Settings, ranges: dict[InputPartition, tuple[int, int]]) -> set[InputPartition]:

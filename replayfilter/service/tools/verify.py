@@ -31,6 +31,7 @@ from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.chunk import FIRST_MS, Headers
 from replayfilter.kafka.client_settings import Settings, client_settings
+from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.reader import Range, RangeReader, partition_of
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import CheckpointFolder, local_folder, spark_progress
@@ -166,7 +167,8 @@ class Verifier:
 
     def check(self) -> Report:
         """Read and compare everything."""
-        committed = self._cluster.committed(self.config.service.name, self._input)
+        entries = self._cluster.committed_entries(self.config.service.name, self._input)
+        committed = {at: entry.offset for at, entry in entries.items() if entry.metadata != FIRST}
         begins = self._begins()
         report = Report({partition: PartitionReport(begins[partition]) for partition in self._input})
         ranges = {partition: (begins[partition], committed.get(partition, 0)) for partition in self._input}

@@ -17,8 +17,8 @@ from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.errors import CheckpointError, RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.formats.spec import MAX_UNKNOWN
-from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder
-from replayfilter.service.runtime.decisions import DECISIONS, RecordedDecisions, UnknownSchemasPoller
+from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK, CheckpointFolder
+from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.query import SettingsChange
 from tests.support.registry_server import FAST_RETRIES, RegistryServer

@@ -15,6 +15,7 @@ from rich.console import Console
 from replayfilter.core.stamp import Stamp, producer_id
 from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.offsets import FIRST
 from replayfilter.service.config.model import Config
 from replayfilter.service.tools.verify import RecordError, Report, Verifier, verify
 from replayfilter.spark.partitioning import output_pid
@@ -74,8 +75,12 @@ class Scene:
                         output.headers.append(("rf-stage", b"route"))
                     self.outputs.append(output)
         producer.flush()
-        consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": self.name})
-        ends = [TopicPartition(self.name, partition, 25) for partition in range(partitions)]
+        self.commit(partitions)
+
+    def commit(self, partitions: int = PARTITIONS, metadata: str = "") -> None:
+        """Commit the input's end."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.name})
+        ends = [TopicPartition(self.name, partition, 25, metadata) for partition in range(partitions)]
         consumer.commit(offsets=ends, asynchronous=False)
         consumer.close()
 
@@ -119,6 +124,15 @@ def test_right_outputs_pass_and_replays_are_counted(broker: DevBroker, tmp_path:
     assert "exactly one output" in out.getvalue()
     total = next(line for line in out.getvalue().splitlines() if line.startswith("all"))
     assert total.split() == ["all", "50", "8", "8", "8", "6", "20", "0"]
+
+
+def test_a_service_that_has_only_committed_where_it_begins_has_lost_nothing(
+    broker: DevBroker, tmp_path: Path
+) -> None:
+    scene = Scene(broker, tmp_path)
+    scene.outputs.clear()
+    scene.commit(metadata=FIRST)
+    assert scene.check().errors == {}
 
 
 def lose(scene: Scene) -> None:
