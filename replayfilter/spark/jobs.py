@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -32,13 +33,16 @@ MARK_TTL_HOURS = 48
 _ARROW_BATCH_RECORDS = 4_000
 _SOURCE_BYTES = 12  # the start of a stamp: pid and source partition
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_FRAME = "source BINARY, topic STRING, partition INT, first BIGINT, batch_time BIGINT, body BINARY"
+_FRAME = (
+    "source BINARY, topic STRING, partition INT, first BIGINT, "
+    "earliest_us BIGINT, latest_us BIGINT, body BINARY"
+)
 _PASSED = "topic STRING, partition INT, body BINARY"
 _FRAME_SCHEMA = pa.schema(
     [("source", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()),
-     ("batch_time", pa.int64()), ("body", pa.binary())]
+     ("earliest_us", pa.int64()), ("latest_us", pa.int64()), ("body", pa.binary())]
 )  # fmt: skip
-_BATCH_TIME, _OFFSET = "__replayfilter_batch_time", "__replayfilter_source_offset"
+_OFFSET, _TIMESTAMP = "__replayfilter_source_offset", "timestamp"
 
 Where = Literal["key", "header"]
 
@@ -99,8 +103,11 @@ def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MA
 
     ``df``: a streaming DataFrame of the Kafka source with the columns topic, partition, offset and key (or
     headers). ``where``: where the stamps are, "key" or "header". Records without a stamp pass. The records of
-    an input partition come out together and in their order. A mark that is idle for longer than
-    ``mark_ttl_hours``, by batch time, is forgotten.
+    an input partition come out together and in their order.
+
+    A mark no longer counts for records that are more than ``mark_ttl_hours`` newer than all records of its
+    source before them, by Kafka's column ``timestamp``. So downtime of the query is no silence of the source.
+    Without that column marks always count. The state keeps one row per source.
 
     A task holds its part of the batch in memory, so set ``maxOffsetsPerTrigger``. Raises ConfigError unless
     ``spark.sql.streaming.stateStore.providerClass`` is Spark's RocksDB state store.
@@ -116,8 +123,7 @@ def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MA
             ]
         )
     schema = df.schema
-    timed = df.withColumn(_BATCH_TIME, f.unix_micros(f.current_timestamp()))
-    frames = timed.mapInArrow(partial(_frame, where), _FRAME)
+    frames = df.mapInArrow(partial(_frame, where), _FRAME)
     passed = frames.groupBy("source").transformWithStateInPandas(
         _Marks(mark_ttl_hours * 3_600_000_000), _PASSED, outputMode="append", timeMode="None"
     )
@@ -129,11 +135,10 @@ def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
     Records without a stamp make rows with an empty source.
     """
-    for batch in batches:
-        if not batch.num_rows:
+    for records in batches:
+        if not records.num_rows:
             continue
-        times = batch.column(batch.schema.get_field_index(_BATCH_TIME))
-        records = batch.select([name for name in batch.schema.names if name != _BATCH_TIME])
+        times_us = _timestamps_us(records)
         blobs = (
             records.column("key") if where == "key" else last_headers(records.column("headers"), STAMP_HEADER)
         )
@@ -151,14 +156,25 @@ def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         for (source, topic, partition), rows in groups.items():
             rows.sort(key=offsets.__getitem__)
             first, body = int(offsets[rows[0]]), _to_bytes(marked.take(pa.array(rows)))
+            earliest, latest = int(times_us[rows].min()), int(times_us[rows].max())
             for column, value in zip(
-                columns, (source, topic, partition, first, times[0].as_py(), body), strict=True
+                columns, (source, topic, partition, first, earliest, latest, body), strict=True
             ):
                 column.append(value)
         yield pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, _FRAME_SCHEMA, strict=True)],
             schema=_FRAME_SCHEMA,
         )
+
+
+def _timestamps_us(records: pa.RecordBatch) -> NDArray[np.int64]:
+    """Kafka's timestamps; all 0 if the column is gone, or another one has its name."""
+    if _TIMESTAMP not in records.schema.names or not pa.types.is_timestamp(records[_TIMESTAMP].type):
+        return np.zeros(records.num_rows, np.int64)
+    times: NDArray[np.int64] = pc.fill_null(
+        records[_TIMESTAMP].cast("timestamp[us]").cast("int64"), 0
+    ).to_numpy()
+    return times
 
 
 def _unframe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -195,20 +211,25 @@ class _Marks(StatefulProcessor):
         bodies = [_from_buffer(pa.py_buffer(bytes(body))) for body in frames["body"]]
         if bytes(source):
             partitions = list(zip(frames["topic"], frames["partition"], strict=True))
-            bodies = self._filter(bodies, partitions, int(frames["batch_time"].iloc[0]))
+            times_us = list(zip(frames["earliest_us"], frames["latest_us"], strict=True))
+            bodies = self._filter(bodies, partitions, times_us)
         else:
             bodies = [body.drop_columns([_OFFSET]) for body in bodies]
         passed = frames.assign(body=[_to_bytes(body) for body in bodies])
         yield passed.loc[[body.num_rows > 0 for body in bodies], ["topic", "partition", "body"]]
 
     def _filter(
-        self, bodies: list[pa.RecordBatch], partitions: list[tuple[str, int]], batch_time: int
+        self, bodies: list[pa.RecordBatch], partitions: list[tuple[str, int]], times_us: list[tuple[int, int]]
     ) -> list[pa.RecordBatch]:
-        """What passes of each body; every input partition starts with the mark before the batch."""
+        """What passes of each body; every input partition starts with the mark before the batch.
+
+        ``times_us``: the smallest and largest timestamp in each body.
+        """
         stored = self._state.get()
-        mark_before = (
-            int(stored[0]) if stored is not None and int(stored[1]) >= batch_time - self._ttl else None
-        )
+        mark_before, seen = (int(stored[0]), int(stored[1])) if stored is not None else (None, 0)
+        latest = max([seen, *(int(high) for _, high in times_us)])
+        if stored is not None and min(int(low) for low, _ in times_us) - seen > self._ttl:
+            mark_before = None
         highest, mark, current, passed = mark_before, mark_before, None, []
         for partition, body in zip(partitions, bodies, strict=True):
             if partition != current:
@@ -217,7 +238,7 @@ class _Marks(StatefulProcessor):
             passes, mark = above_mark(mark, offsets)
             highest = mark if highest is None else max(highest, mark)
             passed.append(body.filter(pa.array(passes)).drop_columns([_OFFSET]))
-        self._state.update((highest, batch_time))
+        self._state.update((highest, latest))
         return passed
 
     def close(self) -> None:

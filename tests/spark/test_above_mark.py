@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from replayfilter import ReplayFilter, Stamp
-from replayfilter.spark.jobs import _BATCH_TIME, _frame, _Marks, _unframe
+from replayfilter.spark.jobs import _frame, _Marks, _unframe
 
 HOUR = 3_600_000_000
 Row = tuple[int, int, bytes | None]  # partition, offset, key
@@ -68,7 +68,7 @@ class Query:
                 "topic": ["t"] * len(rows),
                 "partition": pa.array([partition] * len(rows), pa.int32()),
                 "offset": np.array([offset for _, offset, _ in rows]),
-                _BATCH_TIME: np.full(len(rows), now),
+                "timestamp": pa.array([now] * len(rows), pa.timestamp("us", "UTC")),
             }
         )
 
@@ -116,3 +116,11 @@ def test_an_idle_mark_is_forgotten() -> None:
     assert query.run([(0, 0, key)], 0, rng) == [(0, 0)]
     assert query.run([(0, 1, key)], 48 * HOUR, rng) == []
     assert query.run([(0, 2, key)], 96 * HOUR + 1, rng) == [(0, 2)]
+
+
+def test_without_timestamps_no_mark_is_forgotten() -> None:
+    key = Stamp(1, 0, 5).to_bytes()
+    batch = Query().arrow(0, [(0, 0, key)], 7).drop_columns(["timestamp"])
+    for records in (batch, batch.append_column("timestamp", pa.array(["a text"]))):
+        (frame,) = _frame("key", iter([records]))
+        assert (frame["earliest_us"].to_pylist(), frame["latest_us"].to_pylist()) == ([0], [0])
