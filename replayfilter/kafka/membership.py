@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -138,7 +139,7 @@ class Membership:
                 continue
             with self._state:
                 self._problem = error.str()
-                self._replaced = error.code() in _REPLACED
+                self._replaced = self._replaced or error.code() in _REPLACED
                 self._state.notify_all()
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -149,14 +150,16 @@ class Membership:
             self._state.notify_all()
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Called before the client joins again, which it does once ``unassign`` has been called."""
+        """Called before the client joins again, which it does when this returns and it has a subscription."""
         with self._state:
             self._membership = None
-        taken = self._is_taken()
-        with self._state:
-            self._replaced = taken
-            self._state.notify_all()
-        if not taken:
+        if self._is_taken():
+            with self._state:
+                self._replaced = True
+                self._state.notify_all()
+            with suppress(KafkaException):  # it was told so already, and can't join again
+                consumer.unsubscribe()
+        with suppress(KafkaException):
             consumer.unassign()
 
     def _is_taken(self) -> bool:

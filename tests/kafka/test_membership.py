@@ -168,6 +168,7 @@ def test_a_driver_that_was_frozen_for_longer_than_its_session(
     frozen.join(30)
     if second is not None:
         driver, lanes = second
+        time.sleep(2)
         driver.ask()
         service.deliver(lanes, 0, 0, 10)
 
