@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from benchmarks.orders import PID, value_of
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.digest import digest_keys
-from replayfilter.core.frames import Frame, cut_frames
+from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.routing import Route, route_batch
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import stamp_packer, stamps_from_wire
@@ -70,7 +70,7 @@ def _decode(chunk: InputChunk) -> None:
         outputs={Route.UNIQUE: Output("unique", 4)}, output_pids={"unique": {TOPIC: 1}},
         shards=SHARDS, lanes=SHARDS,
     )  # fmt: skip
-    for _ in decode_chunks(settings, [chunk], BatchFacts.at(NOW_MS * 1_000 + 10**9)):
+    for _ in decode_chunks(settings, [[chunk]], BatchFacts.at(NOW_MS * 1_000 + 10**9)):
         pass
 
 
@@ -80,8 +80,9 @@ def _frames(first: int, stamps: bytes) -> list[Frame]:
     # evenly spread, like the digests of real keys
     digests = np.stack([numbers * np.uint64(0x9E3779B97F4A7C15), numbers * np.uint64(0xC2B2AE3D27D4EB4F)], 1)
     cut = cut_frames(
-        TOPIC, 0, first, stamps=stamps_from_wire(stamps, VALID), expiry=NOW_MS + numbers.astype(np.int64),
-        digests=digests, rows=np.arange(CHUNK, dtype=np.uint32), future=None, shards=SHARDS,
+        [ChunkId(TOPIC, 0, first)], np.array([CHUNK]), stamps=stamps_from_wire(stamps, VALID),
+        expiry=NOW_MS + numbers.astype(np.int64), digests=digests, rows=np.arange(CHUNK, dtype=np.uint32),
+        future=None, shards=SHARDS,
     )  # fmt: skip
     return [Frame.from_bytes(frame.to_bytes()) for frame in cut.frames]
 

@@ -19,7 +19,7 @@ from replayfilter.core.clock.categories import Categories
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.expiry import aged, find_jumps, latest_points
 from replayfilter.core.clock.units import UNKNOWN, time_in_unit
-from replayfilter.core.frames import Frame
+from replayfilter.core.frames import FramePart
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
@@ -36,7 +36,7 @@ class Ages(NamedTuple):
 class BatchClock:
     """What time it is for each row of a batch, and what has expired.
 
-    Give it the frames in the order of decision. ``latest``: the latest point after all frames so far;
+    Give it the parts of frames in the order of decision. ``latest``: the latest point after all parts so far;
     ``categories``: with clock ``categorical`` only.
     """
 
@@ -47,21 +47,21 @@ class BatchClock:
         self.categories = Categories(state.categories) if rules.clock is Clock.CATEGORICAL else None
         self._partition: InputPartition | None = None
 
-    def check(self, frame: Frame, passed: NDArray[np.bool_]) -> Ages:
-        """The ages of a frame's rows; ``passed`` bool[n]: those that are neither replay nor future."""
-        if self._partition != (frame.topic, frame.partition):
-            self._partition, self._carry = (frame.topic, frame.partition), self._start
+    def check(self, part: FramePart, passed: NDArray[np.bool_]) -> Ages:
+        """The ages of a part's rows; ``passed`` bool[n]: those that are neither replay nor future."""
+        if self._partition != (part.topic, part.partition):
+            self._partition, self._carry = (part.topic, part.partition), self._start
         rules, nothing = self.rules, np.zeros(len(passed), np.bool_)
         if self.categories is not None:
-            closed = self.categories.advance(frame.topic, frame.partition, frame.expiry, passed, rules.period)
-            return Ages(frame.expiry, closed, nothing)
+            closed = self.categories.advance(part.topic, part.partition, part.expiry, passed, rules.period)
+            return Ages(part.expiry, closed, nothing)
         advances = passed if rules.clock.moved_by_records else nothing
         jumps = nothing
         if rules.max_jump is not None:
-            jumps = find_jumps(self._carry, frame.expiry, advances, rules.max_jump)
-        points, self._carry = latest_points(self._carry, frame.expiry, advances & ~jumps)
+            jumps = find_jumps(self._carry, part.expiry, advances, rules.max_jump)
+        points, self._carry = latest_points(self._carry, part.expiry, advances & ~jumps)
         self.latest = max(self.latest, self._carry)
-        expired = aged(points, frame.expiry, rules.period) if rules.clock.expires else nothing
+        expired = aged(points, part.expiry, rules.period) if rules.clock.expires else nothing
         return Ages(points, expired, jumps)
 
     def evict_before(self, buckets: Buckets) -> None:

@@ -1,11 +1,13 @@
-"""Frames: what a shard must know of one chunk of records to decide those that are its own.
+"""Frames: what a shard must know of some chunks of records to decide those that are its own.
 
 A chunk is a stretch of consecutive records of one input partition. Each of its records is decided by one
-shard, but the records of all shards move marks and the latest point. Each chunk is therefore cut into one
-frame per shard, which has the shard's own rows and as few rows of other shards as possible.
+shard, but the records of all shards move marks and the latest point. Chunks are therefore cut into one
+frame per shard, which has the shard's own rows and as few rows of other shards as possible. Chunks that were
+read together, of many input partitions, share a frame, because work per frame costs more than work per row.
+Each chunk is a *part* of the frame, and what follows holds for each part by itself.
 
 Rules:
-- A frame holds the shard's own rows, with their digests, and *witnesses*: rows of other shards that move a
+- A part holds the shard's own rows, with their digests, and *witnesses*: rows of other shards that move a
   mark or the latest point between the shard's own rows.
 - A witness is left out when a later row of the same source, before the shard's next own row, implies it:
   the later row has a higher offset, so it is a replay only if the witness is one, and its expiry key is
@@ -16,15 +18,16 @@ Rules:
   next row of the chunk is of the same source and has the same expiry key.
 - A row whose offset is not above an earlier offset of its source in the chunk is a replay whatever the
   marks are. It is in no frame.
-- Therefore the offsets of a source rise within a frame, and to find replays it is enough to compare each
+- Therefore the offsets of a source rise within a part, and to find replays it is enough to compare each
   offset with the mark before the chunk.
 - A record without a stamp has source -1. A record in the future may move a mark, but not the latest point.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +44,16 @@ JUMP = 8  # a gap: above the offset of its source's previous row in the chunk + 
 NO_SOURCE = -1
 
 
+class ChunkId(NamedTuple):
+    """Identifies a chunk within a batch: its input partition and first offset."""
+
+    topic: str
+    partition: int
+    first: int
+
+
 @dataclass(frozen=True, slots=True)
-class Frame:
+class FramePart:
     """One chunk for one shard: n rows in input order, k of them the shard's own, s sources.
 
     - ``topic``, ``partition``, ``first``: identify the chunk; ``first`` is its first input offset.
@@ -70,52 +81,106 @@ class Frame:
     input_offset: NDArray[np.int64]
     observation: Observation | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Some chunks for one shard: the columns of the parts, joined.
+
+    ``chunks``: the c chunks. ``row_ends``, ``own_ends``, ``source_ends`` int64[c]: where the rows, own rows
+    and sources of each end. ``observations``: by index of the chunk.
+    """
+
+    chunks: tuple[ChunkId, ...]
+    row_ends: NDArray[np.int64]
+    own_ends: NDArray[np.int64]
+    source_ends: NDArray[np.int64]
+    pids: NDArray[np.int64]
+    partitions: NDArray[np.int32]
+    row: NDArray[np.uint32]
+    source: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    expiry: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+    hi: NDArray[np.uint64]
+    lo: NDArray[np.uint64]
+    input_offset: NDArray[np.int64]
+    observations: Mapping[int, Observation]
+
+    def parts(self) -> Iterator[FramePart]:
+        """The parts that have rows or an observation; their columns are views of the frame's."""
+        row = own = source = 0
+        ends = zip(self.row_ends.tolist(), self.own_ends.tolist(), self.source_ends.tolist(), strict=True)
+        for number, (row_end, own_end, source_end) in enumerate(ends):
+            if row_end > row or number in self.observations:
+                index = self.source[row:row_end]
+                yield FramePart(
+                    *self.chunks[number],
+                    self.pids[source:source_end],
+                    self.partitions[source:source_end],
+                    self.row[row:row_end],
+                    np.where(index == NO_SOURCE, index, index - np.int32(source)) if source else index,
+                    self.offset[row:row_end],
+                    self.expiry[row:row_end],
+                    self.flags[row:row_end],
+                    self.hi[own:own_end],
+                    self.lo[own:own_end],
+                    self.input_offset[own:own_end],
+                    self.observations.get(number),
+                )
+            row, own, source = row_end, own_end, source_end
+
     def to_bytes(self) -> bytes:
         """The frame as a column block."""
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        meta = {"topic": self.topic, "partition": self.partition, "first": self.first}
-        return pack(
-            columns, meta | ({"news": self.observation.to_meta()} if self.observation is not None else {})
-        )
+        meta: dict[str, Any] = {"chunks": self.chunks}
+        if self.observations:
+            meta["news"] = [(number, each.to_meta()) for number, each in self.observations.items()]
+        return pack({name: getattr(self, name) for name in _COLUMNS}, meta)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
         """Read a frame; its columns are views of ``data``. Raises ``ValueError`` for other bytes."""
         columns, meta = unpack(data)
-        missing = [name for name in (*_NAME, *_COLUMNS) if name not in columns and name not in meta]
+        missing = [name for name in ("chunks", *_COLUMNS) if name not in columns and name not in meta]
         if missing:
             raise ValueError(f"not a frame: the column block has no {', '.join(missing)}")
-        observation = Observation.from_meta(meta["news"]) if "news" in meta else None
-        named: dict[str, Any] = {name: columns[name] for name in _COLUMNS}
-        return cls(**{name: meta[name] for name in _NAME}, observation=observation, **named)
+        return cls(
+            chunks=tuple(ChunkId(*chunk) for chunk in meta["chunks"]),
+            observations={number: Observation.from_meta(each) for number, each in meta.get("news", ())},
+            **{name: columns[name] for name in _COLUMNS},
+        )
 
 
-_NAME = ("topic", "partition", "first")
-_COLUMNS = ("pids", "partitions", "row", "source", "offset", "expiry", "flags", "hi", "lo", "input_offset")
+_COLUMNS = (
+    "row_ends", "own_ends", "source_ends",
+    "pids", "partitions", "row", "source", "offset", "expiry", "flags", "hi", "lo", "input_offset",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A chunk cut into ``frames``, one per shard; ``replays`` uint32[r]: rows that are already decided."""
+    """Chunks cut into ``frames``, one per shard. ``replays`` intp[r]: the given rows that are replays."""
 
     frames: list[Frame]
-    replays: NDArray[np.uint32]
+    replays: NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Rows by source: the table of sources, each row's index in it, and the rows in (source, input) order."""
+    """Rows by source: the table of sources, each row's index in it, and the rows in (source, input) order.
+
+    Sources are sorted by chunk; ``ends`` int64[c]: where those of each chunk end.
+    """
 
     pids: NDArray[np.int64]
     partitions: NDArray[np.int32]
+    ends: NDArray[np.int64]
     index: NDArray[np.int32]
     order: NDArray[np.intp]
 
 
 def cut_frames(
-    topic: str,
-    partition: int,
-    first: int,
+    chunks: Sequence[ChunkId],
+    ends: NDArray[np.int64],
     *,
     stamps: Stamps | None,
     expiry: NDArray[np.int64],
@@ -125,80 +190,107 @@ def cut_frames(
     shards: int,
     expiry_order: bool = False,
     input_offset: NDArray[np.int64] | None = None,
-    observation: Observation | None = None,
+    observations: Mapping[int, Observation] | None = None,
 ) -> Cut:
-    """Cut the rows of a chunk that are no errors into one frame per shard.
+    """Cut the rows of c chunks that are no errors into one frame per shard.
 
-    - ``rows`` uint32[n]: the rows' indexes in the chunk. All other arrays have this length.
+    - ``ends`` int64[c]: where each chunk's rows end in the n rows.
+    - ``rows`` uint32[n]: the rows' indexes in their chunk. All arrays below have this length.
     - ``stamps``: None if replays are not filtered. ``expiry`` int64[n]. ``digests`` uint64[n, 2]: (hi, lo).
     - ``future`` bool[n]: rows in the future; None if there are none.
     - ``expiry_order``: whether the order of the expiry keys matters.
     - ``input_offset`` int64[n]: None unless first records are remembered.
-    - ``observation``: goes to every shard.
+    - ``observations``: by index of the chunk; they go to every shard.
     """
-    sources = _find_sources(stamps, len(rows))
+    chunk = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+    sources = _find_sources(stamps, chunk, len(chunks))
     offset = stamps.offsets if stamps is not None else np.zeros(len(rows), np.int64)
     replayed = _replays_in_chunk(sources, offset)
-    replays = rows[replayed]
+    replays = np.flatnonzero(replayed)
     input_offset = input_offset if input_offset is not None else np.zeros(0, np.int64)
     if len(replays):
         keep = ~replayed
-        kept_future = future[keep] if future is not None else None
-        rows, offset, expiry, digests, future = (
-            rows[keep],
-            offset[keep],
-            expiry[keep],
-            digests[keep],
-            kept_future,
-        )
+        rows, offset, expiry = rows[keep], offset[keep], expiry[keep]
+        digests, chunk = digests[keep], chunk[keep]
+        future = future[keep] if future is not None else None
         input_offset = input_offset[keep] if len(input_offset) else input_offset
         sources = _keep_rows(sources, keep)
+        ends = np.searchsorted(chunk, np.arange(len(ends)), side="right")
     flags = _order_flags(sources, offset)
-    carriers = np.isin(rows, [each.row for each in observation.carried]) if observation is not None else False
+    carriers = _carriers(observations or {}, rows, ends)
     weight = expiry
     if future is not None and future.any():
         flags[future] |= FUTURE
         weight = np.where(future, np.iinfo(np.int64).min, expiry)
     rank = np.unique(weight, return_inverse=True)[1].astype(np.int64, copy=False)
-    repeated = _repeats(sources, weight) if expiry_order else None
+    repeated = _repeats(sources, chunk, weight) if expiry_order else None
     hi, lo = digests[:, 0], digests[:, 1]
     shard = lo % np.uint64(shards)
     frames = []
     for number in range(shards):
         own = shard == number
-        implied = _implied(sources, own, rank) if repeated is None else repeated
+        implied = _implied(sources, chunk, own, rank) if repeated is None else repeated
         kept = np.flatnonzero(own | ~implied | ((flags & (FIRST | JUMP)) != 0) | carriers)
         frames.append(
             Frame(
-                topic, partition, first, sources.pids, sources.partitions, rows[kept], sources.index[kept],
+                tuple(chunks), np.searchsorted(kept, ends), np.concatenate([[0], np.cumsum(own)])[ends],
+                sources.ends, sources.pids, sources.partitions, rows[kept], sources.index[kept],
                 offset[kept], expiry[kept], flags[kept] | own[kept].view(np.uint8), hi[own], lo[own],
-                input_offset[own] if len(input_offset) else input_offset, observation,
+                input_offset[own] if len(input_offset) else input_offset, observations or {},
             )
         )  # fmt: skip
     return Cut(frames, replays)
 
 
-def _find_sources(stamps: Stamps | None, n: int) -> _Sources:
+def _carriers(
+    observations: Mapping[int, Observation], rows: NDArray[np.uint32], ends: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """bool[n]: rows that carry a watermark which may count. The shards must know whether they are replays."""
+    found = np.zeros(len(rows), np.bool_)
+    starts = [0, *ends.tolist()]
+    for chunk, observation in observations.items():
+        if observation.carried:
+            own = slice(starts[chunk], starts[chunk + 1])
+            found[own] = np.isin(rows[own], [each.row for each in observation.carried])
+    return found
+
+
+def _find_sources(stamps: Stamps | None, chunk: NDArray[np.intp], chunks: int) -> _Sources:
+    """The sources of each chunk; the same source in two chunks counts as two."""
+    n = len(chunk)
     nowhere, identity = np.full(n, NO_SOURCE, np.int32), np.arange(n)
     if stamps is None or not stamps.valid.any():
-        return _Sources(np.zeros(0, np.int64), np.zeros(0, np.int32), nowhere, identity)
-    pids, partitions = stamps.pids, stamps.partitions
-    if stamps.valid.all() and (pids == pids[0]).all() and (partitions == partitions[0]).all():
-        return _Sources(pids[:1], partitions[:1], np.zeros(n, np.int32), identity)
-    order = np.lexsort((partitions, pids, stamps.valid))  # stable: input order within a source
+        none = np.zeros(chunks, np.int64)
+        return _Sources(np.zeros(0, np.int64), np.zeros(0, np.int32), none, nowhere, identity)
+    order = identity
+    if not (stamps.valid.all() and _one_source_each(stamps, chunk)):
+        keys = (stamps.partitions, stamps.pids, chunk, stamps.valid)
+        order = np.lexsort(keys)  # stable: input order within a source
     good = order[n - int(stamps.valid.sum()) :]
     starts = np.ones(len(good), np.bool_)
-    starts[1:] = (np.diff(pids[good]) != 0) | (np.diff(partitions[good]) != 0)
+    starts[1:] = _differs(chunk[good]) | _differs(stamps.pids[good]) | _differs(stamps.partitions[good])
     index = nowhere
     index[good] = np.cumsum(starts, dtype=np.int32) - 1
     heads = good[starts]
-    return _Sources(pids[heads], partitions[heads], index, order)
+    ends = np.searchsorted(chunk[heads], np.arange(chunks), side="right")
+    return _Sources(stamps.pids[heads], stamps.partitions[heads], ends, index, order)
+
+
+def _one_source_each(stamps: Stamps, chunk: NDArray[np.intp]) -> bool:
+    """Whether each chunk has one source only, as most have."""
+    changes = _differs(stamps.pids) | _differs(stamps.partitions)
+    return not (changes & ~_differs(chunk)).any()
+
+
+def _differs(column: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """bool[n - 1]: which items after the first differ from the one before."""
+    return np.asarray(column[1:] != column[:-1])
 
 
 def _keep_rows(sources: _Sources, keep: NDArray[np.bool_]) -> _Sources:
     moved = np.cumsum(keep) - 1
     order = moved[sources.order[keep[sources.order]]]
-    return _Sources(sources.pids, sources.partitions, sources.index[keep], order)
+    return replace(sources, index=sources.index[keep], order=order)
 
 
 def _replays_in_chunk(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -234,7 +326,9 @@ def _order_flags(sources: _Sources, offset: NDArray[np.int64]) -> NDArray[np.uin
     return flags
 
 
-def _implied(sources: _Sources, own: NDArray[np.bool_], rank: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _implied(
+    sources: _Sources, chunk: NDArray[np.intp], own: NDArray[np.bool_], rank: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """bool[n]: rows that a later row of the same source, before the shard's next own row, implies.
 
     ``rank`` int64[n]: rank of the expiry key; that of the later row must not be smaller.
@@ -244,9 +338,8 @@ def _implied(sources: _Sources, own: NDArray[np.bool_], rank: NDArray[np.int64])
     order = sources.order
     # An interval ends with an own row: each row's number of own rows before it.
     interval: NDArray[np.int64] = np.cumsum(own) - own
-    source, at = sources.index[order], interval[order]
     same = np.zeros(len(order), np.bool_)  # the next row in this order is of the same group
-    same[:-1] = (source[1:] == source[:-1]) & (at[1:] == at[:-1])
+    same[:-1] = ~(_differs(sources.index[order]) | _differs(chunk[order]) | _differs(interval[order]))
     starts = np.ones(len(order), np.int64)
     starts[1:] = ~same[:-1]
     group = np.cumsum(starts)
@@ -259,8 +352,8 @@ def _implied(sources: _Sources, own: NDArray[np.bool_], rank: NDArray[np.int64])
     return implied
 
 
-def _repeats(sources: _Sources, expiry: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[n]: rows whose next row is of the same source and has the same expiry key."""
+def _repeats(sources: _Sources, chunk: NDArray[np.intp], expiry: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool[n]: rows whose next row in the chunk is of the same source and has the same expiry key."""
     repeated = np.zeros(len(expiry), np.bool_)
-    repeated[:-1] = (sources.index[1:] == sources.index[:-1]) & (expiry[1:] == expiry[:-1])
+    repeated[:-1] = ~(_differs(sources.index) | _differs(chunk) | _differs(expiry))
     return repeated

@@ -28,7 +28,7 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.buckets import Buckets, RunStore
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.dedup import Candidates, find_duplicates
-from replayfilter.core.frames import FUTURE, OWN, Frame
+from replayfilter.core.frames import FUTURE, OWN, Frame, FramePart
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import Rules
@@ -66,7 +66,7 @@ class FirstSeen:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of one frame's own rows: ``rows`` uint32[k], their indexes in the chunk, ``codes`` uint8[k].
+    """The routes of one chunk's own rows: ``rows`` uint32[k], their indexes in the chunk, ``codes`` uint8[k].
 
     ``first_seen``: what the duplicates repeat, where first records are remembered.
     """
@@ -99,13 +99,14 @@ def route_batch(
 
     ``state`` is not changed; runs are written to ``store`` and dropped from it.
     """
-    ordered = sorted(frames, key=lambda frame: (frame.topic, frame.partition, frame.first))
+    parts = (part for frame in frames for part in frame.parts())
+    ordered = sorted(parts, key=lambda part: (part.topic, part.partition, part.first))
     state = state.at(facts.time_us)
     marks = BatchMarks(ordered, partial(state.marks.find, store=store), state.mark_time_us)
     watermark = state.watermark or WatermarkState()
     clock = BatchClock(rules, state, watermark.low, facts.believed_us)
     partitions = list(state.partitions)
-    routes, candidates, observed = _check_frames(ordered, clock, marks, partitions)
+    routes, candidates, observed = _check_parts(ordered, clock, marks, partitions)
     buckets = Buckets(rules, store, {bucket: list(entries) for bucket, entries in state.runs.items()})
     if rules.dedup:
         clock.evict_before(buckets)
@@ -133,10 +134,10 @@ def route_batch(
     return RoutedBatch([each for each in routes if len(each.rows)], state_after, stats, watermark.low)
 
 
-def _check_sources(sources: int, most: int, frames: list[Frame]) -> None:
+def _check_sources(sources: int, most: int, parts: list[FramePart]) -> None:
     """Raise StampError if there are too many sources, before anything of the batch is delivered."""
     if sources > most:
-        topics = ", ".join(sorted({frame.topic for frame in frames}))
+        topics = ", ".join(sorted({part.topic for part in parts}))
         raise StampError(
             f"replay.max_sources = {most}: with this batch there would be {sources} sources in {topics}; "
             "if these are keys of 20 bytes and no stamps, such as SHA-1, records with equal keys would be "
@@ -145,10 +146,12 @@ def _check_sources(sources: int, most: int, frames: list[Frame]) -> None:
         )
 
 
-def _check_frames(
-    frames: list[Frame], clock: BatchClock, marks: BatchMarks, partitions: list[InputPartition]
+def _check_parts(
+    parts: list[FramePart], clock: BatchClock, marks: BatchMarks, partitions: list[InputPartition]
 ) -> tuple[list[Routes], list[Candidates], list[tuple[InputPartition, Observation]]]:
-    """Steps 2 to 4 for every frame, and what is observed. All other rows are UNIQUE for now, and candidates.
+    """Steps 2 to 4 for every part of a frame, and what is observed.
+
+    All other rows are UNIQUE for now, and candidates for step 5.
 
     Input partitions whose records may be remembered as first are added to ``partitions``.
     """
@@ -156,35 +159,35 @@ def _check_frames(
     routes: list[Routes] = []
     candidates: list[Candidates] = []
     observed: list[tuple[InputPartition, Observation]] = []
-    for number, frame in enumerate(frames):
-        replay = marks.replays(number, frame)
-        future = (frame.flags & FUTURE) != 0
-        ages = clock.check(frame, ~(replay | future))
+    for number, part in enumerate(parts):
+        replay = marks.replays(number, part)
+        future = (part.flags & FUTURE) != 0
+        ages = clock.check(part, ~(replay | future))
         steps = [(replay, Route.REPLAY)]
         if rules.dedup:
             steps += [(future, Route.FUTURE), (ages.jumps, Route.JUMP), (ages.expired, Route.EXPIRED)]
         decided = _first_that_applies(steps)
-        if frame.observation is not None:
-            counting = frame.row[(decided == Route.UNIQUE) | (decided == Route.EXPIRED)]
-            observed.append(((frame.topic, frame.partition), frame.observation.counting(counting)))
-        own = (frame.flags & OWN) != 0
+        if part.observation is not None:
+            counting = part.row[(decided == Route.UNIQUE) | (decided == Route.EXPIRED)]
+            observed.append(((part.topic, part.partition), part.observation.counting(counting)))
+        own = (part.flags & OWN) != 0
         codes = decided[own]
         open_ = codes == Route.UNIQUE
-        input_index, input_offset = 0, frame.input_offset
+        input_index, input_offset = 0, part.input_offset
         if rules.remember_first:
-            input_index = _index_of((frame.topic, frame.partition), partitions)
+            input_index = _index_of((part.topic, part.partition), partitions)
             input_offset = input_offset[open_]
         candidates.append(
             Candidates(
-                hi=frame.hi[open_],
-                lo=frame.lo[open_],
-                expiry=frame.expiry[own][open_],
+                hi=part.hi[open_],
+                lo=part.lo[open_],
+                expiry=part.expiry[own][open_],
                 latest=ages.latest[own][open_],
                 input_index=np.full(len(input_offset), input_index, np.uint32),
                 input_offset=input_offset,
             )
         )
-        routes.append(Routes(frame.topic, frame.partition, frame.first, frame.row[own], codes))
+        routes.append(Routes(part.topic, part.partition, part.first, part.row[own], codes))
     return routes, candidates, observed
 
 

@@ -1,9 +1,8 @@
 """Reads ranges of input partitions in chunks: the service's reader, kept in each worker.
 
 A chunk is a stretch of consecutive records of one input partition. The reader collects records until there
-are enough for the work per chunk not to matter, and then gives one chunk for each partition that it has
-records of. Values, keys and headers are the bytes that Kafka has; timestamps are its milliseconds, whatever
-their size.
+are enough, and then gives them together: one chunk for each partition that it has records of. Values, keys
+and headers are the bytes that Kafka has; timestamps are its milliseconds, whatever their size.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ class ChunkReader:
     def __init__(self, bootstrap: str, group: str, options: Mapping[str, str]) -> None:
         self._reader = RangeReader(_FETCHING | client_settings(bootstrap, options), group)
 
-    def read_chunks(self, ranges: Mapping[InputPartition, Range]) -> Iterator[InputChunk]:
-        """All records in the ranges; those of one partition in their order.
+    def read_chunks(self, ranges: Mapping[InputPartition, Range]) -> Iterator[list[InputChunk]]:
+        """All records in the ranges, as lists of chunks of different partitions; each partition in its order.
 
         Raises BrokerError if a partition can't be read, or if nothing arrives for a while.
         """
@@ -76,9 +75,10 @@ class ChunkReader:
                 records += len(messages)
                 size += sum(map(len, messages))
             if records >= CHUNK_RECORDS or size >= CHUNK_BYTES:
-                yield from _chunks(collected)
+                yield list(_chunks(collected))
                 collected, records, size = {}, 0, 0
-        yield from _chunks(collected)
+        if collected:
+            yield list(_chunks(collected))
 
     def close(self) -> None:
         """Close the consumer."""

@@ -1,17 +1,19 @@
 """Decode: the first stage of the plan, from records to frames and payloads.
 
-A chunk is a stretch of consecutive records of one input partition. From each chunk come one payload, which
-holds the records unchanged in Arrow's format, and one frame for each shard that needs to know something of
-the chunk.
+A chunk is a stretch of consecutive records of one input partition. Chunks that were read together are decoded
+in one pass, since a topic may have hundreds of partitions with few records each. From them come one payload
+for each lane, which holds the lane's records unchanged in Arrow's format, and one frame for each shard.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import UNKNOWN, future_threshold
-from replayfilter.core.frames import Cut, cut_frames
+from replayfilter.core.frames import ChunkId, Cut, cut_frames
 from replayfilter.core.replay.stamp_audit import unlikely
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
@@ -35,7 +37,7 @@ from replayfilter.core.watermark.watermark_state import Observation, observe
 from replayfilter.errors import UnknownSchemas
 from replayfilter.formats import Extraction, RecordColumns
 from replayfilter.formats.spec import MAX_UNKNOWN
-from replayfilter.kafka.chunk_reader import InputChunk
+from replayfilter.kafka.chunk_reader import InputChunk, RecordHeaders
 from replayfilter.spark import worker
 from replayfilter.spark.error_reasons import (
     HEADERS_MESSAGE,
@@ -53,18 +55,18 @@ _SERVICE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # as service.name
 
 
 def decode_chunks(
-    settings: PipelineSettings, chunks: Iterable[InputChunk], facts: BatchFacts
+    settings: PipelineSettings, read: Iterable[Sequence[InputChunk]], facts: BatchFacts
 ) -> Iterator[pa.RecordBatch]:
-    """Turn chunks of records into batches of frames and payloads, one batch per chunk.
+    """Turn chunks of records into batches of frames and payloads, one batch for the chunks read together.
 
     ``facts``: the same for all chunks of a batch and all its attempts.
     Raises UnknownSchemas at the end, with the unknown ids of all chunks, so that few attempts find them all.
     """
     unknown: set[int] = set()
-    for chunk in chunks:
+    for number, chunks in enumerate(read):
         rows = RowBuilder()
         try:
-            _ChunkDecoder(settings, chunk, facts).add_to(rows)
+            _Decoder(settings, chunks, facts).add_to(rows, number)
         except UnknownSchemas as error:
             unknown |= error.ids
             if len(unknown) >= MAX_UNKNOWN:
@@ -93,34 +95,39 @@ class _Verdicts:
             self.reasons[row], self.messages[row] = reason, message
 
 
-class _ChunkDecoder:
-    """Decodes one chunk."""
+class _Decoder:
+    """Decodes chunks that were read together, all in one pass: rows are indexes over all of them."""
 
-    def __init__(self, settings: PipelineSettings, chunk: InputChunk, facts: BatchFacts) -> None:
-        self.settings, self.chunk, self.facts = settings, chunk, facts
-        self.topic, self.partition, self.first = chunk.topic, chunk.partition, chunk.offsets[0]
-        self.records = len(chunk.offsets)
-        self.offsets = np.array(chunk.offsets, np.int64)
-        self.timestamps_ms = np.array(chunk.timestamps_ms, np.int64)
+    def __init__(self, settings: PipelineSettings, chunks: Sequence[InputChunk], facts: BatchFacts) -> None:
+        self.settings, self.facts = settings, facts
+        self.lanes = [assigned_index(each.topic, each.partition, settings.lanes) for each in chunks]
+        by_lane = sorted(range(len(chunks)), key=lambda at: (self.lanes[at], chunks[at][:2]))
+        self.lanes.sort()
+        self.chunks = [chunks[at] for at in by_lane]
+        self.ids = [ChunkId(each.topic, each.partition, each.offsets[0]) for each in self.chunks]
+        self.ends = np.cumsum([len(each.offsets) for each in self.chunks])
+        self.starts = self.ends - np.diff(self.ends, prepend=0)
+        self.records = int(self.ends[-1])
+        self.offsets = np.array(self._joined("offsets"), np.int64)
+        self.timestamps_ms = np.array(self._joined("timestamps_ms"), np.int64)
+        self.keys, self.values = self._joined("keys"), self._joined("values")
         self.verdicts = _Verdicts(np.zeros(self.records, np.uint8), {}, {})
         self.unstamped = self.unlikely_stamps = 0
         self.started_at = time.perf_counter()
 
-    def add_to(self, rows: RowBuilder) -> None:
-        """Decode the chunk and add its frames and its payload to the rows for the shards and lanes."""
-        settings, shards = self.settings, partition_ids(self.settings.shards)
-        cut = self._cut()
-        self.verdicts.route[cut.replays] = Route.REPLAY
-        lane_index = assigned_index(self.topic, self.partition, settings.lanes)
-        lane = partition_ids(settings.lanes)[lane_index]
-        name = (self.topic, self.partition, self.first, facts_to_text(self.facts))
+    def add_to(self, rows: RowBuilder, sequence: int) -> None:
+        """Decode the chunks and add the rows for the shards and lanes."""
+        shards, lanes = partition_ids(self.settings.shards), partition_ids(self.settings.lanes)
+        cut, facts = self._cut(), facts_to_text(self.facts)
         for shard, frame in zip(shards, cut.frames, strict=True):
-            if len(frame.row) or frame.observation is not None:
-                rows.add(frame.to_bytes(), FRAME, shard, lane, *name)
-        rows.add(self._payload(), PAYLOAD, shards[lane_index % len(shards)], lane, *name)
+            if len(frame.row) or frame.observations:
+                rows.add(frame.to_bytes(), FRAME, shard, lanes[0], sequence, facts)
+        for lane, payload in self._payloads():
+            shard = shards[lane % len(shards)]
+            rows.add(payload, PAYLOAD, shard, lanes[lane], sequence, facts)
 
     def _cut(self) -> Cut:
-        for row in self.chunk.unreadable:
+        for row in self._unreadable():
             self.verdicts.fail(row, HEADERS_REASON, HEADERS_MESSAGE)
         extraction = worker.extractor(self.settings.keys)(self._columns())
         for row, reason, message in extraction.errors:
@@ -134,39 +141,69 @@ class _ChunkDecoder:
             stamps = stamps.take(rows)
         expiry = extraction.expiry if all_undecided else extraction.expiry[rows]
         future = self._find_future(rows, expiry)
-        observation = None
+        observations = None
         if self.settings.rules.watermark is not None:
-            observation = self._observation(extraction, self._carried(rows, stamps, future))
-        return cut_frames(
-            self.topic,
-            self.partition,
-            self.first,
+            observations = self._observations(extraction, self._carried(rows, stamps, future))
+        cut = cut_frames(
+            self.ids,
+            np.searchsorted(rows, self.ends),
             stamps=stamps if self.settings.rules.replay else None,
             expiry=expiry,
             digests=self._digests(extraction, rows),
-            rows=rows.astype(np.uint32),
+            rows=(rows - self.starts[self._chunk_of(rows)]).astype(np.uint32),
             future=future,
             shards=self.settings.shards,
             expiry_order=self.settings.rules.needs_expiry_order,
             input_offset=self.offsets[rows] if self.settings.rules.remember_first else None,
-            observation=observation,
+            observations=observations,
         )
+        self.verdicts.route[rows[cut.replays]] = Route.REPLAY
+        return cut
 
-    def _observation(self, extraction: Extraction, carried: tuple[Carried, ...]) -> Observation:
-        """The progress of origins in this chunk, without records that are errors or too far in the future."""
-        if extraction.times_us is None:
-            return Observation((), np.zeros(0, np.int64), carried)
-        good = (self.verdicts.route == Route.UNDECIDED) & (extraction.times_us != UNKNOWN)
-        good &= extraction.times_us <= self.facts.time_us + self.settings.max_future_us
-        rows = np.flatnonzero(good)
-        return observe([extraction.origins[row] for row in rows.tolist()], extraction.times_us[rows], carried)
+    def _joined(self, column: str) -> list[Any]:
+        """A column of all chunks."""
+        return list(chain.from_iterable(getattr(each, column) for each in self.chunks))
+
+    def _chunk_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """intp[n]: the index of the chunk of each row."""
+        return np.searchsorted(self.ends, rows, side="right")
+
+    def _slices(self) -> Iterator[slice]:
+        """The rows of each chunk."""
+        return (slice(start, end) for start, end in pairwise([0, *self.ends.tolist()]))
+
+    def _unreadable(self) -> Iterator[int]:
+        for each, rows in zip(self.chunks, self._slices(), strict=True):
+            yield from (rows.start + row for row in each.unreadable)
+
+    def _observations(self, extraction: Extraction, carried: Iterable[Carried]) -> dict[int, Observation]:
+        """By chunk the progress of origins, without records that are errors or too far in the future."""
+        good = self.verdicts.route == Route.UNDECIDED
+        if extraction.times_us is not None:
+            good &= extraction.times_us != UNKNOWN
+            good &= extraction.times_us <= self.facts.time_us + self.settings.max_future_us
+        by_chunk: dict[int, list[Carried]] = {}
+        for each in carried:
+            chunk = int(self._chunk_of(np.array([each.row]))[0])
+            row = each.row - int(self.starts[chunk])
+            by_chunk.setdefault(chunk, []).append(each._replace(row=row))
+        found = {}
+        for chunk, own in enumerate(self._slices()):
+            lows = tuple(by_chunk.get(chunk, ()))
+            if extraction.times_us is None:
+                found[chunk] = Observation((), np.zeros(0, np.int64), lows)
+            else:
+                rows = own.start + np.flatnonzero(good[own])
+                origins = [extraction.origins[row] for row in rows.tolist()]
+                found[chunk] = observe(origins, extraction.times_us[rows], lows)
+        return found
 
     def _carried(
         self, rows: NDArray[np.intp], stamps: Stamps | None, future: NDArray[np.bool_] | None
-    ) -> tuple[Carried, ...]:
+    ) -> Iterator[Carried]:
         """The watermarks that these rows carry: all that can count, few of those that repeat another."""
         if self._headers is None:
-            return ()
+            return
         limit = self.facts.believed_us + self.settings.max_future_us
         low_codes, texts = _coded(last_headers(self._headers, WATERMARK_HEADER))
         service_codes, names = _coded(last_headers(self._headers, SERVICE_HEADER))
@@ -178,29 +215,32 @@ class _ChunkDecoder:
         good = np.flatnonzero(counts if future is None else counts & ~future)
         if self.settings.rules.max_jump is None:  # otherwise each row by itself may be an error
             codes = (low_codes * len(services) + service_codes)[good]
-            good = good[last_of_runs(_source_columns(stamps, good), codes)]
-        return tuple(
-            Carried(int(rows[at]), services[service_codes[at]] or UNNAMED, lows[low_codes[at]] or 0)
-            for at in good.tolist()
-        )
+            chunks = self._chunk_of(rows[good])
+            good = good[last_of_runs((chunks, *_source_columns(stamps, good)), codes)]
+        for at in good.tolist():
+            yield Carried(int(rows[at]), services[service_codes[at]] or UNNAMED, lows[low_codes[at]] or 0)
 
     def _columns(self) -> RecordColumns:
-        chunk, needs = self.chunk, worker.extractor(self.settings.keys).needs
-        headers = chunk.headers if chunk.headers is not None else [None] * self.records
+        needs = worker.extractor(self.settings.keys).needs
         return RecordColumns(
-            chunk.values,
-            chunk.keys if "keys" in needs else (),
+            self.values,
+            self.keys if "keys" in needs else (),
             self.timestamps_ms if "timestamps" in needs else (),
-            headers if "headers" in needs else (),
+            self._header_lists() if "headers" in needs else (),
         )
+
+    def _header_lists(self) -> list[RecordHeaders | None]:
+        parts = (each.headers or [None] * len(each.offsets) for each in self.chunks)
+        return list(chain.from_iterable(parts))
 
     @cached_property
     def _headers(self) -> pa.Array | None:
         """The records' headers in Arrow's form, list<struct<key, value>>; None if no record has any."""
-        if self.chunk.headers is None:
+        if all(each.headers is None for each in self.chunks):
             return None
-        sizes = [len(pairs) if pairs else 0 for pairs in self.chunk.headers]
-        pairs = [pair for record in self.chunk.headers for pair in record or ()]
+        headers = self._header_lists()
+        sizes = [len(pairs) if pairs else 0 for pairs in headers]
+        pairs = [pair for record in headers for pair in record or ()]
         columns = (pa.array([name for name, _ in pairs], pa.string()), _binary([value for _, value in pairs]))
         starts = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
         return pa.ListArray.from_arrays(starts, pa.StructArray.from_arrays(columns, ["key", "value"]))
@@ -209,14 +249,14 @@ class _ChunkDecoder:
         if self.settings.rules.dedup:
             return extraction.digests[rows]
         # Without keys any shard may decide a record; one shard per chunk needs the fewest witnesses.
-        shard_index = assigned_index(self.topic, self.partition, self.settings.shards)
-        return np.full((len(rows), 2), shard_index, np.uint64)
+        shards = [assigned_index(id_.topic, id_.partition, self.settings.shards) for id_ in self.ids]
+        return np.repeat(np.array(shards, np.uint64)[self._chunk_of(rows)], 2).reshape(-1, 2)
 
     def _stamps(self) -> Stamps | None:
         if self.settings.stamp == "none":
             return None
         if self.settings.stamp == "key":
-            return read_stamps(_binary(self.chunk.keys))
+            return read_stamps(_binary(self.keys))
         if self._headers is None:
             return read_stamps(pa.nulls(self.records, pa.binary()))
         return read_stamps(last_headers(self._headers, STAMP_HEADER))
@@ -244,14 +284,32 @@ class _ChunkDecoder:
             self.verdicts.messages[int(rows[at])] = message
         return future
 
-    def _payload(self) -> Payload:
+    def _payloads(self) -> Iterator[tuple[int, Payload]]:
+        """The lanes that have chunks here, each with its payload."""
+        records = self._records()
+        counts = {
+            "unstamped": self.unstamped,
+            "unlikely_stamps": self.unlikely_stamps,
+            "decode_us": round((time.perf_counter() - self.started_at) * 1e6),
+        }
+        start = 0
+        for lane, group in groupby(range(len(self.chunks)), key=self.lanes.__getitem__):
+            chunks = list(group)
+            ends = self.ends[chunks]
+            own = records.slice(start, int(ends[-1]) - start)
+            ids = tuple(self.ids[chunk] for chunk in chunks)
+            yield lane, Payload(ids, tuple((ends - start).tolist()), own, counts)
+            start, counts = int(ends[-1]), {}  # each count only once
+
+    def _records(self) -> pa.RecordBatch:
+        """All records, with the routes that are known already."""
         records = {
-            "value": _binary(self.chunk.values),
+            "value": _binary(self.values),
             "offset": pa.array(self.offsets),
             "timestamp": pa.array(self.timestamps_ms),
         }
         if self.settings.output_key == "preserve":
-            records["key"] = _binary(self.chunk.keys)
+            records["key"] = _binary(self.keys)
         if self._headers is not None:
             records["headers"] = self._headers
         records["route"] = pa.array(self.verdicts.route)
@@ -259,13 +317,7 @@ class _ChunkDecoder:
             rows = range(self.records)
             records["reason"] = pa.array([self.verdicts.reasons.get(row) for row in rows], pa.string())
             records["message"] = pa.array([self.verdicts.messages.get(row) for row in rows], pa.string())
-        decode_us = round((time.perf_counter() - self.started_at) * 1e6)
-        counts = {
-            "unstamped": self.unstamped,
-            "unlikely_stamps": self.unlikely_stamps,
-            "decode_us": decode_us,
-        }
-        return Payload(pa.RecordBatch.from_pydict(records), counts)
+        return pa.RecordBatch.from_pydict(records)
 
 
 def read_stamps(column: pa.Array) -> Stamps:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.frames import ChunkId
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import FirstSeen, Route, Routes
 from replayfilter.core.stamp import stamp_keys
@@ -27,7 +28,7 @@ from replayfilter.spark.error_reasons import REASON_OF_ROUTE
 from replayfilter.spark.output_headers import output_headers, replace_watermark
 from replayfilter.spark.partitioning import partition_ids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
-from replayfilter.spark.rows import PAYLOAD, REPORT, ChunkId, Payload, ShardReport, routes_from_bytes
+from replayfilter.spark.rows import PAYLOAD, REPORT, Payload, ShardReport, routes_from_bytes
 
 _COUNTED = {route: route.name.lower() for route in Route if route not in (Route.UNDECIDED, *REASON_OF_ROUTE)}
 
@@ -37,7 +38,6 @@ class Row(NamedTuple):
 
     kind: int
     lane: int
-    chunk: ChunkId
     body: pa.Buffer
 
 
@@ -59,20 +59,20 @@ def deliver_batches(
             yield count_row(report.counts, report.laggards)
         elif row.kind == PAYLOAD:
             lane = partition_ids(settings.lanes).index(row.lane)
-            with worker.lanes(settings).open(lane, routes.input_partitions()) as delivery:
+            partitions = Payload.from_buffer(row.body).input_partitions
+            with worker.lanes(settings).open(lane, partitions) as delivery:
                 counts = LaneWriter(settings, routes, delivery, watermark_us).deliver(chain([row], rows))
             yield count_row(counts)
         else:
-            routes.add(row.chunk, routes_from_bytes(row.chunk, row.body.to_pybytes()))
+            routes.add(routes_from_bytes(row.body.to_pybytes()))
     routes.check_used_up()
 
 
 def _read_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("kind", "lane", *ChunkId._fields))
-        bodies = batch.column("body")
-        for at, (kind, lane, *chunk) in enumerate(zip(*columns, strict=True)):
-            yield Row(kind, lane, ChunkId(*chunk), bodies[at].as_buffer())
+        kinds, lanes = batch.column("kind").to_pylist(), batch.column("lane").to_pylist()
+        for kind, lane, body in zip(kinds, lanes, batch.column("body"), strict=True):
+            yield Row(kind, lane, body.as_buffer())
 
 
 class LaneRoutes:
@@ -81,13 +81,11 @@ class LaneRoutes:
     def __init__(self) -> None:
         self._parts: dict[ChunkId, list[Routes]] = {}
 
-    def add(self, chunk: ChunkId, routes: Routes) -> None:
-        """Keep what one shard decided of a chunk."""
-        self._parts.setdefault(chunk, []).append(routes)
-
-    def input_partitions(self) -> list[InputPartition]:
-        """The input partitions that have routes."""
-        return list(dict.fromkeys((chunk.topic, chunk.partition) for chunk in self._parts))
+    def add(self, routes: Iterable[Routes]) -> None:
+        """Keep what one shard decided of some chunks."""
+        for each in routes:
+            chunk = ChunkId(each.topic, each.partition, each.first)
+            self._parts.setdefault(chunk, []).append(each)
 
     def take(self, chunk: ChunkId, decided: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         """Remove and return the routes of all rows of a chunk, uint8[n], and by row the first record.
@@ -158,11 +156,12 @@ class LaneWriter:
         for row in rows:
             started_at = time.perf_counter()
             payload = Payload.from_buffer(row.body)
-            self._write(row.chunk, payload)
+            self._delivery.load_offsets(payload.input_partitions)
+            self._write(payload)
             self._counts["bytes"] += row.body.size
             self._counts.update(payload.counts)
-            last_offset = payload.records.column("offset")[-1].as_py()
-            next_offsets[row.chunk.topic, row.chunk.partition] = last_offset + 1
+            last = payload.records.column("offset").to_numpy()[np.array(payload.ends) - 1]
+            next_offsets.update(zip(payload.input_partitions, (last + 1).tolist(), strict=True))
             self._track_timestamps(payload.records.column("timestamp"))
             busy_seconds += time.perf_counter() - started_at
         self._routes.check_used_up()
@@ -180,37 +179,51 @@ class LaneWriter:
             self._oldest_ms = min(oldest.as_py(), known)
             self._counts["newest_ms"] = max(newest.as_py(), self._counts["newest_ms"])
 
-    def _write(self, chunk: ChunkId, payload: Payload) -> None:
+    def _write(self, payload: Payload) -> None:
         records, settings = payload.records, self._settings
-        codes, firsts = self._routes.take(chunk, records.column("route").to_numpy())
+        codes, firsts = self._take_routes(payload)
         self._count(codes, records)
         if settings.rules.remember_first:
             column = [firsts.get(row) for row in range(records.num_rows)]
             records = records.append_column("first", pa.array(column, pa.string()))
+        number = np.repeat(np.arange(len(payload.ends)), np.diff(payload.ends, prepend=0))
         written = self._is_written[codes]
         if not written.all():
-            codes, records = codes[written], records.filter(pa.array(written))
+            codes, number, records = codes[written], number[written], records.filter(pa.array(written))
         offsets = records.column("offset").to_numpy()
+        partitions = np.array([chunk.partition for chunk in payload.chunks])[number]
         if settings.output_key == "stamp":
-            keys = stamp_keys(self._pids(chunk.topic)[codes], chunk.partition, offsets).tolist()
+            pids = np.array([self._pids(chunk.topic) for chunk in payload.chunks])[number, codes]
+            keys = stamp_keys(pids, partitions, offsets).tolist()
         else:
             keys = records.column("key").to_pylist()
         headers = output_headers(records, codes)
         if settings.rules.watermark is not None:
-            own = headers or [None] * records.num_rows
-            headers = replace_watermark(own, self._watermark_us, settings.service)
-        self._delivery.write(
-            Chunk(
-                input_partition=(chunk.topic, chunk.partition),
-                offsets=offsets.tolist(),
-                topics=self._topics[codes].tolist(),
-                partitions=(chunk.partition % self._partitions[codes]).tolist(),
-                keys=keys,
-                values=records.column("value").to_pylist(),
-                timestamps_ms=records.column("timestamp").to_pylist(),
-                headers=headers,
-            )
+            kept = headers or [None] * records.num_rows
+            headers = replace_watermark(kept, self._watermark_us, settings.service)
+        columns = (
+            offsets.tolist(),
+            self._topics[codes].tolist(),
+            (partitions % self._partitions[codes]).tolist(),
+            keys,
+            records.column("value").to_pylist(),
+            records.column("timestamp").to_pylist(),
         )
+        ends = np.searchsorted(number, np.arange(len(payload.ends)), side="right").tolist()
+        for partition, (start, end) in zip(payload.input_partitions, pairwise([0, *ends]), strict=True):
+            own = (column[start:end] for column in columns)
+            self._delivery.write(Chunk._make((partition, *own, headers[start:end] if headers else None)))
+
+    def _take_routes(self, payload: Payload) -> tuple[NDArray[np.uint8], dict[int, str]]:
+        """The routes of a payload's rows, and by row the first record that it repeats."""
+        decided = payload.records.column("route").to_numpy()
+        parts, firsts, start = [], dict[int, str](), 0
+        for chunk, end in zip(payload.chunks, payload.ends, strict=True):
+            codes, found = self._routes.take(chunk, decided[start:end])
+            parts.append(codes)
+            firsts.update((start + row, first) for row, first in found.items())
+            start = end
+        return np.concatenate(parts), firsts
 
     def _pids(self, input_topic: str) -> NDArray[np.int64]:
         """The pid of each route's output, for records of an input topic."""

@@ -69,7 +69,7 @@ def route(decoded: DataFrame, settings: PipelineSettings) -> DataFrame:
     )
     payloads = decoded.where(_only(rows.PAYLOAD))
     united = routes.unionByName(payloads).repartition(settings.lanes, "lane")
-    return united.sortWithinPartitions("kind", "topic", "partition", "first")
+    return united.sortWithinPartitions("kind", "sequence")
 
 
 def deliver(routed: DataFrame, settings: PipelineSettings) -> DataFrame:

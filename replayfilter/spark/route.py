@@ -38,7 +38,7 @@ from replayfilter.spark.run_cache import RunCache
 
 
 class Router(StatefulProcessor):
-    """Frames in, routes out: one row of routes for each chunk, and one row with the shard's report.
+    """Frames in, routes out: one row of routes for each lane, and one row with the shard's report.
 
     A shard's state is one value, which holds its recent marks, latest point and directory of runs, and one
     map with the runs by name. Each access costs 0.1 ms whatever its size, so there are few of them and they
@@ -92,11 +92,13 @@ class Router(StatefulProcessor):
     ) -> list[tuple[Any, ...]]:
         ids = partition_ids(self._settings.lanes)
         lane = ids[partition_ids(self._settings.shards).index(shard) % len(ids)]
-        rows = [(REPORT, shard, lane, "", 0, 0, facts, report.to_bytes())]
+        rows = [(REPORT, shard, lane, 0, facts, report.to_bytes())]
+        by_lane: dict[int, list[Routes]] = {}
         for routes in found:
             lane = ids[assigned_index(routes.topic, routes.partition, len(ids))]
-            body = routes_to_bytes(routes)
-            rows.append((ROUTES, shard, lane, routes.topic, routes.partition, routes.first, facts, body))
+            by_lane.setdefault(lane, []).append(routes)
+        for lane, own in by_lane.items():
+            rows.append((ROUTES, shard, lane, 0, facts, routes_to_bytes(own)))
         return rows
 
     def close(self) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.columns import Columns, pack, unpack
+from replayfilter.core.frames import ChunkId
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import FirstSeen, Routes
 
 # What a row's body is. A lane sorts its rows by this: routes must come before the payloads they are for.
@@ -20,16 +24,14 @@ _FIELDS: dict[str, tuple[str, pa.DataType]] = {
     "kind": ("INT", pa.int32()),
     "shard": ("INT", pa.int32()),  # an id of partitioning.partition_ids, as is lane
     "lane": ("INT", pa.int32()),
-    "topic": ("STRING", pa.string()),
-    "partition": ("INT", pa.int32()),
-    "first": ("BIGINT", pa.int64()),  # with topic and partition a ChunkId
+    "sequence": ("INT", pa.int32()),  # a payload's number in its task: a lane writes payloads in this order
     "facts": ("STRING", pa.string()),  # see facts_to_text; the same in the whole batch
     "body": ("BINARY", pa.binary()),
 }
 COLUMNS = list(_FIELDS)
 SCHEMA = ", ".join(f"{name} {kind} NOT NULL" for name, (kind, _) in _FIELDS.items())
 ARROW_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, (_, kind) in _FIELDS.items()])
-_COUNTS = b"counts"
+_META = b"replayfilter"
 
 
 def facts_to_text(facts: BatchFacts) -> str:
@@ -40,14 +42,6 @@ def facts_to_text(facts: BatchFacts) -> str:
 def facts_from_text(text: str) -> BatchFacts:
     """Read what ``facts_to_text`` wrote."""
     return BatchFacts(*json.loads(text))
-
-
-class ChunkId(NamedTuple):
-    """Identifies a chunk within a batch: its input partition and first offset."""
-
-    topic: str
-    partition: int
-    first: int
 
 
 class RowBuilder:
@@ -80,20 +74,28 @@ class RowBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The records of one chunk.
+    """The records of some chunks of one lane.
 
-    ``records`` has n rows: ``value`` binary, ``offset`` int64, ``timestamp`` int64 (ms, -1 for none),
-    ``route`` uint8 (0 if the shards decide). Where needed it also has ``key`` binary, ``headers``
-    list<struct<key, value>>, ``reason`` and ``message`` string. ``counts``: what decode counted, by the names
-    in spark/counts.py.
+    ``chunks``: the c chunks, and ``ends``, of length c: where the rows of each end. ``records`` has n rows:
+    ``value`` binary, ``offset`` int64, ``timestamp`` int64 (ms, -1 for none), ``route`` uint8 (0 if the
+    shards decide). Where needed it also has ``key`` binary, ``headers`` list<struct<key, value>>, ``reason``
+    and ``message`` string. ``counts``: what decode counted, by the names in spark/counts.py.
     """
 
+    chunks: tuple[ChunkId, ...]
+    ends: tuple[int, ...]
     records: pa.RecordBatch
     counts: dict[str, int]
 
+    @property
+    def input_partitions(self) -> list[InputPartition]:
+        """The chunks' input partitions; each has one chunk."""
+        return [(chunk.topic, chunk.partition) for chunk in self.chunks]
+
     def write_to(self, sink: pa.NativeFile) -> None:
         """Write the payload as an Arrow stream of one batch."""
-        records = self.records.replace_schema_metadata({_COUNTS: json.dumps(self.counts)})
+        meta = {"chunks": self.chunks, "ends": self.ends, "counts": self.counts}
+        records = self.records.replace_schema_metadata({_META: json.dumps(meta)})
         with pa.ipc.new_stream(sink, records.schema) as stream:
             stream.write_batch(records)
 
@@ -102,27 +104,60 @@ class Payload:
         """Read a payload; its columns are views of ``data``."""
         with pa.ipc.open_stream(data) as stream:
             records = stream.read_next_batch()
-        return cls(records, json.loads(records.schema.metadata[_COUNTS]))
+        meta = json.loads(records.schema.metadata[_META])
+        chunks = tuple(ChunkId(*chunk) for chunk in meta["chunks"])
+        return cls(chunks, tuple(meta["ends"]), records, meta["counts"])
 
 
-def routes_to_bytes(routes: Routes) -> bytes:
-    """What a shard decided of a chunk, as a row's body; the row's columns say which chunk."""
-    columns: Columns = {"rows": routes.rows, "codes": routes.codes}
-    seen = routes.first_seen
-    if seen is None:
-        return pack(columns)
-    columns |= {"repeats": seen.rows, "input_index": seen.input_index, "input_offset": seen.input_offset}
-    return pack(columns, {"partitions": seen.partitions})
+def routes_to_bytes(routes: Sequence[Routes]) -> bytes:
+    """What a shard decided of some chunks, as a row's body."""
+    columns: Columns = {
+        "ends": _ends([each.rows for each in routes]),
+        "rows": _joined([each.rows for each in routes], np.uint32),
+        "codes": _joined([each.codes for each in routes], np.uint8),
+    }
+    meta: dict[str, Any] = {"chunks": [(each.topic, each.partition, each.first) for each in routes]}
+    seen = [each.first_seen for each in routes if each.first_seen is not None]
+    if seen:
+        columns |= {
+            "repeat_ends": _ends([each.rows for each in seen]),
+            "repeats": _joined([each.rows for each in seen], np.uint32),
+            "input_index": _joined([each.input_index for each in seen], np.uint32),
+            "input_offset": _joined([each.input_offset for each in seen], np.int64),
+        }
+        meta["partitions"] = seen[0].partitions
+    return pack(columns, meta)
 
 
-def routes_from_bytes(chunk: ChunkId, data: bytes) -> Routes:
+def routes_from_bytes(data: bytes) -> list[Routes]:
     """Read what ``routes_to_bytes`` wrote."""
     columns, meta = unpack(data)
-    seen = None
+    chunks = [ChunkId(*chunk) for chunk in meta["chunks"]]
+    firsts: list[FirstSeen | None] = [None] * len(chunks)
     if "repeats" in columns:
         partitions = tuple((topic, partition) for topic, partition in meta["partitions"])
-        seen = FirstSeen(columns["repeats"], columns["input_index"], columns["input_offset"], partitions)
-    return Routes(*chunk, columns["rows"], columns["codes"], seen)
+        cut = [
+            _cut(columns[name], columns["repeat_ends"]) for name in ("repeats", "input_index", "input_offset")
+        ]
+        firsts = [FirstSeen(rows, index, at, partitions) for rows, index, at in zip(*cut, strict=True)]
+    rows, codes = _cut(columns["rows"], columns["ends"]), _cut(columns["codes"], columns["ends"])
+    return [
+        Routes(*chunk, rows_of, codes_of, first)
+        for chunk, rows_of, codes_of, first in zip(chunks, rows, codes, firsts, strict=True)
+    ]
+
+
+def _ends(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _cut(column: NDArray[Any], ends: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """The parts of a joined column."""
+    return np.split(column, ends[:-1])
 
 
 @dataclass(frozen=True, slots=True)

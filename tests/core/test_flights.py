@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
-from replayfilter.core.frames import Frame, cut_frames
+from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.routing import Route, route_batch
 from replayfilter.core.rules import Match, Rules
 from replayfilter.core.state import ShardState
@@ -92,9 +92,8 @@ def routed(keys: KeySpec, rules: Rules) -> NDArray[np.uint8]:
             codes[[start + row for row in bad]] = Route.ERROR
             rows = np.setdiff1d(np.arange(end - start), bad)
             cut = cut_frames(
-                "flights",
-                partition,
-                int(chunk["offset"].iloc[0]),
+                [ChunkId("flights", partition, int(chunk["offset"].iloc[0]))],
+                np.array([len(rows)]),
                 stamps=None,
                 expiry=answer.expiry[rows],
                 digests=answer.digests[rows],

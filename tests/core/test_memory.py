@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
-from replayfilter.core.frames import cut_frames
+from replayfilter.core.frames import ChunkId, cut_frames
 from replayfilter.core.routing import route_batch
 from replayfilter.core.rules import Match, Rules
 from replayfilter.core.stamp import Stamps
@@ -99,8 +99,8 @@ def run_stream(rules: Rules, batches: int, sources: int, *, new_sources: bool = 
         for first, (keys, marked) in enumerate(chunks):
             expiry = now - late[keys - number * KEYS]
             cut = cut_frames(
-                "t", 0, first, stamps=marked, expiry=expiry, digests=digests(keys),
-                rows=np.arange(KEYS, dtype=np.uint32), future=None, shards=1,
+                [ChunkId("t", 0, first)], np.array([KEYS]), stamps=marked, expiry=expiry,
+                digests=digests(keys), rows=np.arange(KEYS, dtype=np.uint32), future=None, shards=1,
             )  # fmt: skip
             frames += cut.frames
         batch = route_batch(frames, rules, ShardState.from_bytes(data), store, BatchFacts.at(now * 1_000_000))

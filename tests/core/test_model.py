@@ -172,11 +172,11 @@ def points_of_the_chunk_alone(latest: int, keys: Any, counts: Any) -> Any:
     return expiry.latest_points(units.UNKNOWN, keys, counts)
 
 
-def no_witnesses(sources: Any, own: Any, rank: Any) -> Any:
+def no_witnesses(sources: Any, chunk: Any, own: Any, rank: Any) -> Any:
     return np.ones(len(own), np.bool_)
 
 
-def every_row_a_repeat(sources: Any, expiry: Any) -> Any:
+def every_row_a_repeat(sources: Any, chunk: Any, expiry: Any) -> Any:
     return np.ones(len(expiry), np.bool_)
 
 

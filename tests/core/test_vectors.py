@@ -148,5 +148,5 @@ def positions(routes: dict[Position, Route], route: Route) -> list[int]:
 
 
 def test_other_column_blocks_are_no_frames() -> None:
-    with pytest.raises(ValueError, match=r"not a frame: .* no topic, partition, first, pids"):
+    with pytest.raises(ValueError, match=r"not a frame: .* no chunks, row_ends, own_ends, source_ends, pids"):
         Frame.from_bytes(pack({"row": np.zeros(1, np.uint32)}))

@@ -12,7 +12,7 @@ import xxhash
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import future_threshold
-from replayfilter.core.frames import cut_frames
+from replayfilter.core.frames import ChunkId, cut_frames
 from replayfilter.core.routing import Route, route_batch
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import parse_stamps
@@ -99,9 +99,8 @@ def core_routes(batches: list[list[tuple[Record, bool]]]) -> dict[tuple[int, int
             ]
             expiry = np.array([order["ts"] for order in orders], np.int64)
             cut = cut_frames(
-                "orders",
-                partition,
-                rows[0].offset,
+                [ChunkId("orders", partition, rows[0].offset)],
+                np.array([len(rows)]),
                 stamps=parse_stamps([record.key for record in rows]),
                 expiry=expiry,
                 digests=np.array(digests, np.uint64),
@@ -110,7 +109,7 @@ def core_routes(batches: list[list[tuple[Record, bool]]]) -> dict[tuple[int, int
                 shards=1,
             )
             frames += cut.frames
-            routes |= {(partition, int(row)): "replay" for row in cut.replays}
+            routes |= {(partition, rows[row].offset): "replay" for row in cut.replays.tolist()}
         decided = route_batch(frames, Rules(), state, store, BatchFacts.at(END_MS * 1000))
         state = decided.state
         for part in decided.routes:

@@ -27,7 +27,7 @@ def test_records_come_as_kafka_has_them(bootstrap: str) -> None:
     write_header(bootstrap, topic, b"bad", b"\xff")  # a name that the client can't read
     write_header(bootstrap, topic, b"good", b"n")
     reader = ChunkReader(bootstrap, "records", {"max.poll.records": "1"})
-    (chunk,) = reader.read_chunks({(topic, 0): (0, 5)})
+    ((chunk,),) = reader.read_chunks({(topic, 0): (0, 5)})
     reader.close()
     assert (chunk.topic, chunk.partition, chunk.offsets) == (topic, 0, [0, 1, 2, 3, 4])
     assert chunk.timestamps_ms[:3] == [NO_TIMESTAMP, 2**63 - 1, -(2**40)]
@@ -48,8 +48,9 @@ def test_chunks_are_bounded_by_records_and_by_bytes(bootstrap: str, monkeypatch:
     reader = ChunkReader(bootstrap, "records", {})
     ranges = {(topic, 0): (10, 1_000), (topic, 1): (0, 900), (other, 1): (0, 1_000), (other, 0): (0, 1)}
     found: dict[InputPartition, list[int]] = {partition: [] for partition in ranges}
-    for chunk in reader.read_chunks(ranges):
-        assert len(chunk.offsets) <= 150
-        found[chunk.topic, chunk.partition] += chunk.offsets
+    for chunks in reader.read_chunks(ranges):
+        assert sum(len(chunk.offsets) for chunk in chunks) <= 150
+        for chunk in chunks:
+            found[chunk.topic, chunk.partition] += chunk.offsets
     reader.close()
     assert found == {partition: list(range(start, end)) for partition, (start, end) in ranges.items()}

@@ -89,7 +89,7 @@ class Shards:
     def decide(self, *chunks: InputChunk) -> list[RoutedBatch]:
         """Decide a batch; what each shard did. The shards are then as they were after the batch."""
         frames: defaultdict[int, list[Frame]] = defaultdict(list)
-        for out in decode_chunks(self.settings, chunks, FACTS):
+        for out in decode_chunks(self.settings, [chunks], FACTS):
             for row in out.to_pylist():
                 if row["kind"] == FRAME:
                     frames[row["shard"]].append(Frame.from_bytes(row["body"]))

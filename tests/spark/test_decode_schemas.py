@@ -35,6 +35,7 @@ def test_one_error_has_the_unknown_ids_of_all_chunks() -> None:
             lanes=1, keys=KeySpec("avro", ("id",), None, "ms", spec), stamp="none", rules=Rules(replay=False),
         )  # fmt: skip
         chunks = [chunk_of(partition, ids) for partition, ids in enumerate([[7, 1], [9, 7], [8]])]
-        with pytest.raises(UnknownSchemas) as found:
-            list(decode_chunks(settings, chunks, BatchFacts.at(0)))
-    assert found.value.ids == {7, 8, 9}
+        for read in ([chunks], [[chunk] for chunk in chunks]):  # read together, and one after the other
+            with pytest.raises(UnknownSchemas) as found:
+                list(decode_chunks(settings, read, BatchFacts.at(0)))
+            assert found.value.ids == {7, 8, 9}

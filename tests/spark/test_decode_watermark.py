@@ -46,8 +46,8 @@ def chunk_of(values: list[bytes], headers: list[RecordHeaders | None] | None = N
 def observations_of(settings: PipelineSettings, chunk: InputChunk) -> list[Observation | None]:
     """What each frame of the decoded chunk observed."""
     return [
-        Frame.from_bytes(row["body"]).observation
-        for out in decode_chunks(settings, [chunk], BatchFacts.at(NOW_US))
+        Frame.from_bytes(row["body"]).observations.get(0)
+        for out in decode_chunks(settings, [[chunk]], BatchFacts.at(NOW_US))
         for row in out.to_pylist()
         if row["kind"] == FRAME
     ]

@@ -10,8 +10,10 @@ import pytest
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.frames import ChunkId
 from replayfilter.core.routing import FirstSeen, Route, Routes
 from replayfilter.core.rules import Rules
+from replayfilter.core.stamp import Stamp
 from replayfilter.errors import DeliveryError
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.chunk import Chunk
@@ -19,7 +21,7 @@ from replayfilter.kafka.transactions import LaneStats
 from replayfilter.spark import deliver
 from replayfilter.spark.deliver import LaneRoutes, LaneWriter, Row
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
-from replayfilter.spark.rows import PAYLOAD, ChunkId, Payload, ShardReport, routes_from_bytes, routes_to_bytes
+from replayfilter.spark.rows import PAYLOAD, Payload, ShardReport, routes_from_bytes, routes_to_bytes
 
 SETTINGS = PipelineSettings(
     service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={Route.UNIQUE: Output("u", 3)},
@@ -36,6 +38,9 @@ class Written:
         self.chunks: list[Chunk] = []
         self.ends: dict[tuple[str, int], int] = {}
 
+    def load_offsets(self, partitions: list[tuple[str, int]]) -> None:
+        pass
+
     def write(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
 
@@ -48,7 +53,7 @@ def routes(*parts: tuple[list[int], list[int]]) -> LaneRoutes:
     """What several shards decided of the chunk at offset 5: rows, and their codes."""
     made = LaneRoutes()
     for rows, codes in parts:
-        made.add(CHUNK, Routes(*CHUNK, np.array(rows, np.uint32), np.array(codes, np.uint8)))
+        made.add([Routes(*CHUNK, np.array(rows, np.uint32), np.array(codes, np.uint8))])
     return made
 
 
@@ -63,8 +68,8 @@ def payload(first: int, timestamps: list[int]) -> Row:
         }
     )
     sink = pa.BufferOutputStream()
-    Payload(records, {}).write_to(sink)
-    return Row(PAYLOAD, 0, ChunkId("t", 0, first), sink.getvalue())
+    Payload((ChunkId("t", 0, first),), (n,), records, {}).write_to(sink)
+    return Row(PAYLOAD, 0, sink.getvalue())
 
 
 def deliver_times(monkeypatch: pytest.MonkeyPatch, *chunks: list[int]) -> Counter[str]:
@@ -74,7 +79,7 @@ def deliver_times(monkeypatch: pytest.MonkeyPatch, *chunks: list[int]) -> Counte
     for timestamps in chunks:
         n = len(timestamps)
         chunk = ChunkId("t", 0, first)
-        made.add(chunk, Routes(*chunk, np.arange(n, dtype=np.uint32), np.full(n, Route.UNIQUE, np.uint8)))
+        made.add([Routes(*chunk, np.arange(n, dtype=np.uint32), np.full(n, Route.UNIQUE, np.uint8))])
         rows.append(payload(first, timestamps))
         first += n
     return LaneWriter(SETTINGS, made, Written(), 0).deliver(iter(rows))  # type: ignore[arg-type]
@@ -94,7 +99,6 @@ def test_records_without_a_timestamp_have_no_delay(monkeypatch: pytest.MonkeyPat
 def test_each_record_gets_exactly_one_route() -> None:
     decided = np.array([0, 5, 0, 0], np.uint8)
     given = routes(([0, 3], [1, 2]), ([2], [3]))
-    assert given.input_partitions() == [("t", 0)]
     codes, firsts = given.take(CHUNK, decided)
     assert codes.tolist() == [1, 5, 3, 2]
     assert firsts == {}
@@ -117,12 +121,43 @@ def test_routes_name_the_first_records_of_duplicates() -> None:
     seen = FirstSeen(
         np.array([1], np.uint32), np.array([1], np.uint32), np.array([9], np.int64), (("t", 0), ("s", 3))
     )
-    sent = Routes(*CHUNK, np.array([0, 1], np.uint32), np.array([1, 2], np.uint8), seen)
+    none = FirstSeen(seen.rows[:0], seen.input_index[:0], seen.input_offset[:0], seen.partitions)
+    other = ChunkId("s", 3, 0)
+    sent = [
+        Routes(*other, np.array([0], np.uint32), np.array([1], np.uint8), none),
+        Routes(*CHUNK, np.array([0, 1], np.uint32), np.array([1, 2], np.uint8), seen),
+    ]
     made = LaneRoutes()
-    made.add(CHUNK, routes_from_bytes(CHUNK, routes_to_bytes(sent)))
+    made.add(routes_from_bytes(routes_to_bytes(sent)))
     codes, firsts = made.take(CHUNK, np.zeros(2, np.uint8))
     assert codes.tolist() == [1, 2]
     assert firsts == {1: "s/3/9"}
+    assert made.take(other, np.zeros(1, np.uint8))[1] == {}
+
+
+def test_a_payload_of_many_partitions_is_written_by_partition() -> None:
+    """Rows that go nowhere, such as replays, leave their chunk; the offsets after them are committed."""
+    chunks = (ChunkId("t", 0, 5), ChunkId("t", 4, 90), ChunkId("t", 7, 1))
+    records = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"a", b"b", b"c", b"d", b"e"], pa.binary()),
+            "offset": pa.array([5, 6, 90, 92, 1], pa.int64()),
+            "timestamp": pa.array([1] * 5, pa.int64()),
+            "route": pa.array([0, Route.REPLAY, 0, 0, Route.REPLAY], pa.uint8()),
+        }
+    )
+    sink, made, written = pa.BufferOutputStream(), LaneRoutes(), Written()
+    Payload(chunks, (2, 4, 5), records, {}).write_to(sink)
+    unique = np.full(2, Route.UNIQUE, np.uint8)
+    made.add([Routes("t", 0, 5, np.array([0], np.uint32), unique[:1])])
+    made.add([Routes("t", 4, 90, np.array([0, 1], np.uint32), unique)])
+    LaneWriter(SETTINGS, made, written, 0).deliver(iter([Row(PAYLOAD, 0, sink.getvalue())]))  # type: ignore[arg-type]
+    found = [(each.input_partition, each.offsets, each.values, each.partitions) for each in written.chunks]
+    assert found[:2] == [(("t", 0), [5], [b"a"], [0]), (("t", 4), [90, 92], [b"c", b"d"], [1, 1])]
+    assert not any(offsets for _, offsets, _, _ in found[2:])
+    keys = [Stamp.from_bytes(key) for each in written.chunks for key in each.keys if key is not None]
+    assert keys == [Stamp(7, 0, 5), Stamp(7, 4, 90), Stamp(7, 4, 92)]
+    assert written.ends == {("t", 0): 7, ("t", 4): 93, ("t", 7): 2}
 
 
 def test_a_shards_report_is_read_as_it_was_written() -> None:

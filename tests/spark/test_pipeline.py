@@ -181,7 +181,8 @@ def test_a_failure_is_reported_in_one_sentence(bootstrap: str, tmp_path: Path) -
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([small])["fails.small"].result(30)
     outputs = {**pipeline.settings.outputs, Route.UNIQUE: Output("fails.small", 2)}
-    pipeline.settings = replace(pipeline.settings, outputs=outputs)
+    pids = {**pipeline.settings.output_pids, "fails.small": {"fails": 1}}
+    pipeline.settings = replace(pipeline.settings, outputs=outputs, output_pids=pids)
     pipeline.publish([record(order(1, NOW, text=random.Random(1).randbytes(1_000).hex()), stamp(0), 1)])
     with pytest.raises(DeliveryError, match=r"fails\[1\] offset 0 for fails\.small") as failed:
         pipeline.run_once()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis.errors import NoSuchExample
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import future_threshold
-from replayfilter.core.frames import Frame, cut_frames
+from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.key_run import Run, with_bloom
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.routing import FirstSeen, Route, RoutedBatch, route_batch
@@ -63,20 +65,22 @@ class CoreRun:
         routes: dict[Position, Route] = {}
         frames: list[list[Frame]] = [[] for _ in self.states]
         chunks: dict[tuple[str, int, int], list[Record]] = {}
-        for chunk in _chunks(batch):
-            chunk_id = chunk[0].position
-            chunks[chunk_id] = chunk
-            for record in chunk:
+        for together in _read_together(_chunks(batch), random):
+            chunks |= {chunk[0].position: chunk for chunk in together}
+            for record in chain.from_iterable(together):
                 if record.broken:
                     _add_route(routes, record.position, Route.ERROR)
+            good = [[record for record in chunk if not record.broken] for chunk in together]
             cut = cut_frames(
-                *chunk_id,
-                **self._columns(chunk, batch.facts.time_us),
+                [ChunkId(*chunk[0].position) for chunk in together],
+                np.cumsum([len(records) for records in good]),
+                **self._columns(together, batch.facts.time_us),
                 shards=len(self.states),
                 expiry_order=self.rules.needs_expiry_order,
             )
+            given = list(chain.from_iterable(good))
             for row in cut.replays.tolist():
-                _add_route(routes, chunk[row].position, Route.REPLAY)
+                _add_route(routes, given[row].position, Route.REPLAY)
             for shard, frame in zip(frames, cut.frames, strict=True):
                 shard.append(Frame.from_bytes(frame.to_bytes()) if random.random() < 0.5 else frame)
         self.stats, self.firsts = [], {}
@@ -112,9 +116,9 @@ class CoreRun:
         assert copied == store, "a second attempt leaves other runs"
         return second
 
-    def _columns(self, chunk: list[Record], time_us: int) -> dict[str, Any]:
-        """The arguments of ``cut_frames`` for a chunk: its records that are not broken, column by column."""
-        good = [(row, record) for row, record in enumerate(chunk) if not record.broken]
+    def _columns(self, chunks: list[list[Record]], time_us: int) -> dict[str, Any]:
+        """The arguments of ``cut_frames`` for chunks: the records that are not broken, column by column."""
+        good = [(row, record) for chunk in chunks for row, record in enumerate(chunk) if not record.broken]
         expiry = np.array([record.expiry for _, record in good], np.int64)
         digests = [digest(self.digest_kind, record.key) for _, record in good]
         future = None
@@ -251,6 +255,15 @@ def _chunks(batch: Batch) -> list[list[Record]]:
             chunks.append([])
         chunks[-1].append(record)
     return chunks
+
+
+def _read_together(chunks: list[list[Record]], random: Random) -> Iterator[list[list[Record]]]:
+    """The chunks, some of them in one frame."""
+    start = 0
+    while start < len(chunks):
+        end = start + random.choice([1, 1, 2, 5, 20])
+        yield chunks[start:end]
+        start = end
 
 
 def blob(record: Record) -> bytes | None:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.columns import Columns
-from replayfilter.core.frames import FIRST, JUMP, NO_SOURCE, Frame
+from replayfilter.core.frames import FIRST, JUMP, NO_SOURCE, FramePart
 from replayfilter.core.input_partition import InputPartition, partition_hash
 from replayfilter.core.stamp import Stamp, Stamps
 
@@ -164,15 +164,16 @@ Find = Callable[[NDArray[np.int64], NDArray[np.int32]], FoundMarks]
 class BatchMarks:
     """The marks of the batch's sources while it is decided.
 
-    Call :meth:`replays` for each frame in the order (topic, partition, first), then :meth:`result` for the
-    marks after the batch. ``before``: what ``find`` gave, which is called once. ``gaps``: the gaps so far.
+    Call :meth:`replays` for each part of the frames in the order (topic, partition, first), then
+    :meth:`result` for the marks after the batch. ``before``: what ``find`` gave, which is called
+    once. ``gaps``: the gaps so far.
     """
 
-    def __init__(self, frames: list[Frame], find: Find, mark_time_us: int) -> None:
-        named = [_sources(frame.pids, frame.partitions) for frame in frames]
+    def __init__(self, parts: list[FramePart], find: Find, mark_time_us: int) -> None:
+        named = [_sources(part.pids, part.partitions) for part in parts]
         sources, index = np.unique(np.concatenate([_sources(*_NO_SOURCES), *named]), return_inverse=True)
         ends = np.cumsum([0, *map(len, named)])
-        self._frame_sources = [index[a:b] for a, b in pairwise(ends)]
+        self._part_sources = [index[a:b] for a, b in pairwise(ends)]
         self.before = find(sources["pid"], sources["partition"])
         self._after, self._known_before = self.before.marks, self.before.known
         self._known = self._known_before.copy()
@@ -181,18 +182,18 @@ class BatchMarks:
         self._partition: InputPartition | None = None
         self.gaps = 0
 
-    def replays(self, number: int, frame: Frame) -> NDArray[np.bool_]:
-        """bool[n]: which rows of ``frame`` are replays; ``number`` is its index among the frames."""
-        if self._partition != (frame.topic, frame.partition):
-            self._partition = (frame.topic, frame.partition)
+    def replays(self, number: int, part: FramePart) -> NDArray[np.bool_]:
+        """bool[n]: which rows of ``part`` are replays; ``number`` is its index among the parts."""
+        if self._partition != (part.topic, part.partition):
+            self._partition = (part.topic, part.partition)
             self._input_hash = partition_hash(*self._partition)
             self._carry, self._carry_known = self._before.copy(), self._known_before.copy()
-        replays = np.zeros(len(frame.row), np.bool_)
-        stamped = np.flatnonzero(frame.source != NO_SOURCE)
+        replays = np.zeros(len(part.row), np.bool_)
+        stamped = np.flatnonzero(part.source != NO_SOURCE)
         if not len(stamped):
             return replays
-        source = self._frame_sources[number][frame.source[stamped]]
-        offset, flags = frame.offset[stamped], frame.flags[stamped]
+        source = self._part_sources[number][part.source[stamped]]
+        offset, flags = part.offset[stamped], part.flags[stamped]
         mark, known = self._carry[source], self._carry_known[source]
         replay = known & (offset <= mark)
         beyond = offset > mark + 1  # the largest int64 wraps around, but then every row is a replay
@@ -200,7 +201,7 @@ class BatchMarks:
         replays[stamped] = replay
         np.add.at(self._after.gaps, source, gap)
         self.gaps += int(gap.sum())
-        self._advance(self._frame_sources[number], source, offset)
+        self._advance(self._part_sources[number], source, offset)
         return replays
 
     def _advance(

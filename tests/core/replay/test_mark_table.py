@@ -10,7 +10,7 @@ import pytest
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.columns import pack
-from replayfilter.core.frames import Frame, cut_frames
+from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.replay import mark_table
 from replayfilter.core.replay.mark_changes import MarkChange
 from replayfilter.core.replay.mark_table import MarkTable
@@ -44,8 +44,8 @@ def frame_of(first: int, pids: np.ndarray) -> Frame:
     n = len(pids)
     stamps = Stamps(pids, np.zeros(n, np.int32), np.full(n, first), np.ones(n, np.bool_))
     cut = cut_frames(
-        "t", 0, first, stamps=stamps, expiry=np.zeros(n, np.int64), digests=np.zeros((n, 2), np.uint64),
-        rows=np.arange(n, dtype=np.uint32), future=None, shards=1,
+        [ChunkId("t", 0, first)], np.array([n]), stamps=stamps, expiry=np.zeros(n, np.int64),
+        digests=np.zeros((n, 2), np.uint64), rows=np.arange(n, dtype=np.uint32), future=None, shards=1,
     )  # fmt: skip
     return cut.frames[0]
 

@@ -11,7 +11,7 @@ import pytest
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import UNKNOWN
-from replayfilter.core.frames import Frame, cut_frames
+from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.routing import Route, RoutedBatch, route_batch
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
@@ -30,8 +30,8 @@ def frames_of(
     rows = np.arange(len(ts), dtype=np.uint32)
     digests = np.array([[first, first + row] for row in range(len(ts))], np.uint64).reshape(-1, 2)
     cut = cut_frames(
-        "t", partition, first, stamps=None, expiry=np.array(ts, np.int64), digests=digests, rows=rows,
-        future=None, shards=shards, observation=observed,
+        [ChunkId("t", partition, first)], np.array([len(ts)]), stamps=None, expiry=np.array(ts, np.int64),
+        digests=digests, rows=rows, future=None, shards=shards, observations={0: observed},
     )  # fmt: skip
     return [Frame.from_bytes(frame.to_bytes()) for frame in cut.frames]
 
@@ -139,8 +139,8 @@ def test_without_a_watermark_state_and_frames_have_nothing_of_it() -> None:
     assert ShardState.from_bytes(ShardState.empty().to_bytes()).watermark is None
     rules = Rules(replay=False, unit="s", period=10, span=1)
     cut = cut_frames(
-        "t", 0, 0, stamps=None, expiry=np.array([1]), digests=np.array([[1, 2]], np.uint64),
-        rows=np.zeros(1, np.uint32), future=None, shards=1,
+        [ChunkId("t", 0, 0)], np.array([1]), stamps=None, expiry=np.array([1]),
+        digests=np.array([[1, 2]], np.uint64), rows=np.zeros(1, np.uint32), future=None, shards=1,
     )  # fmt: skip
     assert b"news" not in cut.frames[0].to_bytes()
     assert decide(cut.frames, rules, ShardState.empty()).state.watermark is None
