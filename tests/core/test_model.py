@@ -232,8 +232,9 @@ def marks_across_partitions(self: Any, number: int, frame: Any, real: Any = mark
 
 
 def upper_halves_only(self: Any, hi: Any, lo: Any, masks: Any) -> Any:
-    at = np.minimum(np.searchsorted(self.hi, hi), len(self.hi) - 1)
-    hits = np.flatnonzero(self.hi[at] == hi)
+    at = np.searchsorted(self.hi, hi)
+    inside = np.flatnonzero(at < len(self.hi))
+    hits = inside[self.hi[at[inside]] == hi[inside]]
     return hits, at[hits], 0
 
 
