@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import tomllib
@@ -77,3 +78,13 @@ def test_every_guarantee_names_a_test_that_exists() -> None:
         assert named, promise
         for path, name in named:
             assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{promise}: {path}::{name}"
+
+
+def test_the_page_about_stamps_has_the_known_answers() -> None:
+    page = (DOCS / "reference" / "stamp.md").read_text("utf-8")
+    known = json.loads((ROOT / "tests" / "vectors" / "pids.json").read_text("utf-8"))["xxh3"]
+    pids = {tuple(each["parts"]): str(each["pid"]) for each in known}
+    rows = re.findall(r"^\| (`.*) \|.*\| (-?\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    for parts, pid in rows:
+        assert pids[tuple(re.findall(r"`([^`]*)`", parts))] == pid
