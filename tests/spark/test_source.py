@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -107,12 +108,12 @@ def _logged(end: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(chunk: pa.RecordBatch, found: Offsets) -> None:
-    for kind, partition, body in zip(
-        *(chunk.column(name) for name in ("kind", "partition", "body")), strict=True
-    ):
+    for kind, body in zip(chunk.column("kind"), chunk.column("body"), strict=True):
         if kind.as_py() == PAYLOAD:
-            records = Payload.from_buffer(body.as_buffer()).records
-            found.setdefault(partition.as_py(), []).extend(records.column("offset").to_pylist())
+            payload = Payload.from_buffer(body.as_buffer())
+            offsets = payload.records.column("offset").to_pylist()
+            for chunk_id, (start, end) in zip(payload.chunks, pairwise([0, *payload.ends]), strict=True):
+                found.setdefault(chunk_id.partition, []).extend(offsets[start:end])
 
 
 @pytest.fixture
