@@ -57,15 +57,13 @@ def compare(
     stream: Sequence[Record],
     routes: Sequence[Expected],
     outputs: Mapping[str, Iterable[ConsumerRecord]],
-    *,
-    pid: int | None = None,
 ) -> dict[str, Verdict]:
     """Compare each record of the output topics with what was published; one verdict for each of `ROUTES`.
 
     ``outputs`` maps route names to the records of their topics, ordered within each partition.
 
-    The key of each output record must be a stamp with the service's pid (``pid``, if given), the input
-    partition and the input offset. For the input record at that position, the output record must
+    The key of each output record must be a stamp with the pid of its topic, which no other topic has, the
+    input partition and the input offset. For the input record at that position, the output record must
 
     - be in the topic of its expected route and in the partition with the same number as its input partition,
     - come after all output records with a lower input offset, and be there only once,
@@ -81,7 +79,8 @@ def compare(
         verdicts[expected.route].kinds[record.kind] += 1
         published[record.partition, record.offset] = (record, expected)
     seen: set[tuple[int, int]] = set()
-    pids: set[int] = set() if pid is None else {pid}
+    pids: dict[str, int] = {}  # of each topic, and which topic has a pid: no two have the same
+    owners: dict[int, str] = {}
     for route, found in outputs.items():
         last: dict[int, int] = {}
         verdict = verdicts[route]
@@ -98,12 +97,10 @@ def compare(
                 verdict.add_problem(f"{where} was never published")
                 continue
             record, expected = published[partition, offset]
-            if not pids:
-                pids.add(stamp_pid)
             for problem in _differences(record, expected, route, row):
                 verdict.add_problem(f"{where} {problem}")
-            if stamp_pid not in pids:
-                verdict.add_problem(f"{where} is stamped with pid {stamp_pid}, others with {pids}")
+            if (pids.setdefault(route, stamp_pid), owners.setdefault(stamp_pid, route)) != (stamp_pid, route):
+                verdict.add_problem(f"{where} is stamped with pid {stamp_pid}, the topics with {pids}")
             if (partition, offset) in seen:
                 verdict.add_problem(f"{where} was delivered twice")
             if offset <= last.get(partition, -1):
