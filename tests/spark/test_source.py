@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -72,9 +72,7 @@ class Input:
         """A planner as after a start of the service: it knows the last end that was planned."""
         last = json.dumps(self.end) if self.end else None
         return BatchPlanner(
-            SourceSettings(
-                replace(self.settings, **settings), batch_records=batch_records, tasks=2, last_end=last
-            )
+            SourceSettings(replace(self.settings, **settings), batch_records, tasks=2, last_end=last)
         )
 
     def plan(self, planner: BatchPlanner) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -108,12 +106,12 @@ def _logged(end: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(chunk: pa.RecordBatch, found: Offsets) -> None:
-    for kind, body in zip(chunk.column("kind"), chunk.column("body"), strict=True):
-        if kind.as_py() == PAYLOAD:
+    for kind, body in zip(chunk.column("kind").to_pylist(), chunk.column("body"), strict=True):
+        if kind == PAYLOAD:
             payload = Payload.from_buffer(body.as_buffer())
-            offsets = payload.records.column("offset").to_pylist()
-            for chunk_id, (start, end) in zip(payload.chunks, pairwise([0, *payload.ends]), strict=True):
-                found.setdefault(chunk_id.partition, []).extend(offsets[start:end])
+            offsets = np.split(payload.records.column("offset").to_numpy(), payload.ends[:-1])
+            for chunk_id, own in zip(payload.chunks, offsets, strict=True):
+                found.setdefault(chunk_id.partition, []).extend(own.tolist())
 
 
 @pytest.fixture
