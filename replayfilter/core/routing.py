@@ -141,7 +141,8 @@ def _check_sources(sources: int, most: int, parts: list[FramePart]) -> None:
         raise StampError(
             f"replay.max_sources = {most}: with this batch there would be {sources} sources in {topics}; "
             "if these are keys of 20 bytes and no stamps, such as SHA-1, records with equal keys would be "
-            'dropped as replays, so set input.stamp to "header" or "none"; if they are stamps, raise '
+            'dropped as replays, so set input.stamp = "header" if the stamps are in the header rf-stamp, '
+            'otherwise replay.enabled = false and input.stamp = "none"; if they are stamps, raise '
             "replay.max_sources; nothing of this batch is delivered yet"
         )
 

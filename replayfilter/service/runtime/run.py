@@ -117,7 +117,8 @@ def _batch_handler(
             reporter.warning(
                 f"warning: {unlikely} records of batch {batch.number} have 20 bytes where the stamp should "
                 "be, but not a stamp, for example a SHA-1: records with equal keys are dropped as replays; "
-                'set input.stamp to "header" or "none"'
+                'set input.stamp = "header" if the stamps are in the header rf-stamp, otherwise '
+                'replay.enabled = false and input.stamp = "none"'
             )
         if client is not None:
             report_watermark(client, service, batch)

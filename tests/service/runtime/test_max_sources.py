@@ -20,8 +20,8 @@ RECORDS, LIMIT = 2_000, 1_500
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(f"max_sources = {LIMIT}", f"max_sources = {RECORDS}"), ('stamp = "key"', 'stamp = "none"')],
-    ids=["raised", "no stamps"],
+    [(f"max_sources = {LIMIT}", f"max_sources = {RECORDS}"), ('stamp = "key"', 'stamp = "header"')],
+    ids=["raised", "in the header"],
 )
 def test_too_many_sources_stop_the_service_until_the_config_is_changed(
     bootstrap: str, tmp_path: Path, old: str, new: str
