@@ -29,7 +29,7 @@ def run_state(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 def rows(output: str) -> dict[str, list[str]]:
     """Return mark and gaps of the table's rows, by partition."""
     found = [line.split() for line in output.splitlines()]
-    return {row[1]: [row[2], row[5]] for row in found if row[:1] == [str(PID)]}
+    return {row[1]: [row[2], row[4]] for row in found if row[:1] == [str(PID)]}
 
 
 @pytest.mark.slow
