@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from replayfilter.core.columns import pack, unpack
 from replayfilter.core.stamp import Stamps
@@ -202,7 +202,7 @@ def cut_frames(
     - ``input_offset`` int64[n]: None unless first records are remembered.
     - ``observations``: by index of the chunk; they go to every shard.
     """
-    chunk = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+    chunk = chunk_of_rows(ends)
     sources = _find_sources(stamps, chunk, len(chunks))
     offset = stamps.offsets if stamps is not None else np.zeros(len(rows), np.int64)
     replayed = _replays_in_chunk(sources, offset)
@@ -240,6 +240,16 @@ def cut_frames(
             )
         )  # fmt: skip
     return Cut(frames, replays)
+
+
+def chunk_of_rows(ends: ArrayLike) -> NDArray[np.intp]:
+    """intp[n]: the index of each row's chunk; ``ends`` int64[c]: where the rows of each chunk end.
+
+    >>> chunk_of_rows([2, 2, 3])
+    array([0, 0, 2])
+    """
+    sizes = np.diff(ends, prepend=0)
+    return np.repeat(np.arange(len(sizes)), sizes)
 
 
 def _carriers(

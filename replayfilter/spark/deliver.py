@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from replayfilter.core.clock.units import UNKNOWN
-from replayfilter.core.frames import ChunkId
+from replayfilter.core.frames import ChunkId, chunk_of_rows
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import FirstSeen, Route, Routes
 from replayfilter.core.stamp import stamp_keys
@@ -144,7 +144,7 @@ class LaneWriter:
             outputs[route] = output
         for route in REASON_OF_ROUTE:
             outputs[route] = outputs[Route.ERROR]
-        self._outputs = outputs
+        self._pids = _pids_of(settings, outputs) if settings.output_key == "stamp" else {}
         self._topics = np.array([output.topic for output in outputs], dtype=object)
         self._partitions = np.array([output.partitions for output in outputs])
         self._is_written = np.array([bool(output.topic) for output in outputs])
@@ -186,14 +186,14 @@ class LaneWriter:
         if settings.rules.remember_first:
             column = [firsts.get(row) for row in range(records.num_rows)]
             records = records.append_column("first", pa.array(column, pa.string()))
-        number = np.repeat(np.arange(len(payload.ends)), np.diff(payload.ends, prepend=0))
+        number = chunk_of_rows(payload.ends)
         written = self._is_written[codes]
         if not written.all():
             codes, number, records = codes[written], number[written], records.filter(pa.array(written))
         offsets = records.column("offset").to_numpy()
         partitions = np.array([chunk.partition for chunk in payload.chunks])[number]
         if settings.output_key == "stamp":
-            pids = np.array([self._pids(chunk.topic) for chunk in payload.chunks])[number, codes]
+            pids = np.array([self._pids[chunk.topic] for chunk in payload.chunks])[number, codes]
             keys = stamp_keys(pids, partitions, offsets).tolist()
         else:
             keys = records.column("key").to_pylist()
@@ -225,11 +225,6 @@ class LaneWriter:
             start = end
         return np.concatenate(parts), firsts
 
-    def _pids(self, input_topic: str) -> NDArray[np.int64]:
-        """The pid of each route's output, for records of an input topic."""
-        pids = self._settings.output_pids
-        return np.array([pids[to.topic][input_topic] if to.topic else 0 for to in self._outputs], np.int64)
-
     def _count(self, codes: NDArray[np.uint8], records: pa.RecordBatch) -> None:
         found = np.bincount(codes, minlength=len(Route)).tolist()
         for route, name in _COUNTED.items():
@@ -239,3 +234,12 @@ class LaneWriter:
             self._counts[f"error_{reason}"] += found[route]
         for row in np.flatnonzero(codes == Route.ERROR).tolist() if found[Route.ERROR] else ():
             self._counts[f"error_{records.column('reason')[row].as_py()}"] += 1
+
+
+def _pids_of(settings: PipelineSettings, outputs: list[Output]) -> dict[str, NDArray[np.int64]]:
+    """By input topic the pid of each route's output, int64[routes]; 0 where nothing is written."""
+    pids = settings.output_pids
+    return {
+        topic: np.array([pids[to.topic][topic] if to.topic else 0 for to in outputs], np.int64)
+        for topic in settings.topics
+    }
