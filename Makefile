@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers classes images docs lint types bench bench-quick bench-guard peers fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java classes images docs lint types bench bench-quick bench-guard peers fuzz schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -19,6 +19,7 @@ help:
 	@echo "                   engine it starts one as root on Debian (installs docker.io), or says why it skips"
 	@echo "make test-peers    every system of the benchmarks, with few records; all outputs must be right"
 	@echo "make images        stand-ins for the official base images, for machines without an image registry"
+	@echo "make test-java     the client for Java, with jobs that are killed and a service that reads them (needs Maven)"
 	@echo "make docs          the pages in build/site, with the tables of config keys from the code"
 	@echo "make bench         against Spark, Kafka Streams and Flink, 20 minutes; writes the performance page."
 	@echo "                   OPTIONS='--rounds 3 --systems ours streams' for more rounds, or fewer systems"
@@ -50,7 +51,7 @@ test-library:
 	$(BIN)/python -m pytest -m "spark and not kill" tests/service
 
 test-kafka:
-	$(BIN)/python -m pytest -m "kafka and not spark"
+	$(BIN)/python -m pytest -m "kafka and not spark and not java"
 	$(BIN)/python -m pytest -m kill
 
 test-pipeline:
@@ -96,13 +97,15 @@ bench-guard: .venv/dev.installed
 test-peers: .venv/dev.installed jars peers
 	$(BIN)/python -m pytest -m peers
 
+NEEDS_MAVEN := command -v mvn >/dev/null && command -v javac >/dev/null || { echo "Maven or a JDK is missing: \
+	install both (on Debian and Ubuntu: apt install maven openjdk-17-jdk-headless)." >&2; exit 1; }
+
 PEERS := build/peers
 
 peers: $(PEERS)/streams/peers-1.jar $(PEERS)/python/installed
 
 $(PEERS)/streams/peers-1.jar: benchmarks/peers/pom.xml benchmarks/peers/streams/Dedup.java
-	@command -v mvn >/dev/null && command -v javac >/dev/null || { echo "Maven or a JDK is missing: install both \
-	(on Debian and Ubuntu: apt install maven openjdk-17-jdk-headless)." >&2; exit 1; }
+	@$(NEEDS_MAVEN)
 	mvn --quiet --batch-mode --file $< package
 	@touch $@
 
@@ -113,6 +116,11 @@ $(PEERS)/python/installed: benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)/python
 	$(PEERS)/python/bin/python -m pip --disable-pip-version-check install --quiet -r $<
 	@touch $@
+
+test-java: .venv/dev.installed jars
+	@$(NEEDS_MAVEN)
+	mvn --quiet --batch-mode --file clients/java/pom.xml package
+	$(BIN)/python -m pytest -m java
 
 # What it finds is kept in tests/fuzz/cases and is a failing test from then on.
 fuzz: FUZZ_SECONDS ?= 600

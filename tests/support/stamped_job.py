@@ -32,11 +32,12 @@ def fill(bootstrap: str, name: str, partitions: int, records: int) -> str:
 
 def run_job(
     bootstrap: str, source: str, target: str, folder: Path, *, name: str = "A", stamp: str = "key",
-    kills: int = KILLS,
+    kills: int = KILLS, program: Sequence[str] = (sys.executable, "-m", "tests.support.job_process"),
 ) -> int:  # fmt: skip
     """Run the job to the end, killed and restarted several times.
 
-    Returns how many of the kills hit the job while it was working.
+    ``program`` takes the arguments of job_process.py. Returns how many of the kills hit the job while it was
+    working.
     """
     rng = random.Random()
     watch = Consumer({"bootstrap.servers": bootstrap, "group.id": "watch"})
@@ -48,8 +49,7 @@ def run_job(
             for number in partitions
         )
 
-    command = [sys.executable, "-m", "tests.support.job_process", bootstrap, source, target, name, stamp]
-    command.append(str(folder / f"{name}-{source}.json"))
+    command = [*program, bootstrap, source, target, name, stamp, str(folder / f"{name}-{source}.json")]
     hit = 0
     try:
         for _ in range(kills):
