@@ -108,13 +108,13 @@ def _user_headers(rng: random.Random, job: str) -> Headers:
     return [("source", job.encode()), ("hop", b"edge-1"), ("hop", b"edge-2"), ("debug", None), ("note", b"")]
 
 
-_CITIES = ("Kyiv", "Lviv", "Zürich", "São Paulo", "東京", "Oslo", "Porto", "Tromsø")
+CITIES = ("Kyiv", "Lviv", "Zürich", "São Paulo", "東京", "Oslo", "Porto", "Tromsø")
 
 
 def _order(rng: random.Random, event_id: str, ts: object, attempt: int = 1) -> bytes:
     text = (
         f'{{"event_id":"{event_id}","ts":{ts},"user":{rng.randrange(40_000)},'
-        f'"amount":{rng.randrange(100, 99_999) / 100},"city":"{_CITIES[rng.randrange(8)]}",'
+        f'"amount":{rng.randrange(100, 99_999) / 100},"city":"{CITIES[rng.randrange(8)]}",'
         f'"items":[{rng.randrange(900)},{rng.randrange(900)}],"attempt":{attempt}}}'
     )
     return text.encode()

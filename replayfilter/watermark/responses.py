@@ -70,7 +70,7 @@ def state_of(snapshot: Snapshot, name: str) -> StageState:
             for each, part in sorted(stage.partitions.items())
         ],
         held_back=held_back(snapshot, name),
-        errors=_errors(stage),
+        errors=errors_of(stage),
     )
 
 
@@ -82,7 +82,7 @@ def health_of(snapshot: Snapshot, name: str) -> StageHealth:
     else:
         slowest = _reported_laggards(stage)
     low = time_or_none(stage.lows.output)
-    return StageHealth(name, low, held_back(snapshot, name), slowest, _errors(stage))
+    return StageHealth(name, low, held_back(snapshot, name), slowest, errors_of(stage))
 
 
 def origins_of(snapshot: Snapshot, name: str, limit: int) -> Origins:
@@ -108,7 +108,7 @@ def window_of(snapshot: Snapshot, name: str, end: int) -> Window:
     behind = slow_stage.active & (slow_stage.progress < end)
     total, names = int(behind.sum()), _names(slow_stage, _slowest(slow_stage, behind, MAX_NAMES))
     may_lag = slow_stage.may_lag
-    if cause.by == "origins" and (found := _find_laggards(slow_stage)) is not None:
+    if cause.by == "origins" and (found := find_laggards(slow_stage)) is not None:
         _, laggards = found
         names = [each for each, time in laggards.slowest.items() if time is None or time < end]
         total, may_lag = max(laggards.lagging if names else 0, len(names)), laggards.may_lag
@@ -142,7 +142,7 @@ def held_back(snapshot: Snapshot, name: str) -> HeldBack:
         "upstream": stage.upstream_low,
     }
     smallest = min((bound for bound in bounds.values() if bound is not None), default=None)
-    if bounds["partitions"] == smallest and (found := _find_laggards(stage)) is not None:
+    if bounds["partitions"] == smallest and (found := find_laggards(stage)) is not None:
         _, laggards = found
         return held_by("origins", list(laggards.slowest), laggards.lagging)
     if smallest is None:
@@ -160,7 +160,7 @@ def held_back(snapshot: Snapshot, name: str) -> HeldBack:
     return held_by("upstream", names, len(names))
 
 
-def _find_laggards(stage: StageSnapshot) -> tuple[PartitionReport, Laggards] | None:
+def find_laggards(stage: StageSnapshot) -> tuple[PartitionReport, Laggards] | None:
     """The laggards that a client reported, with the report; None if they don't hold the stage back.
 
     Only for a stage without a roster: otherwise the server knows the origins itself.
@@ -176,7 +176,7 @@ def _find_laggards(stage: StageSnapshot) -> tuple[PartitionReport, Laggards] | N
 
 
 def _reported_laggards(stage: StageSnapshot) -> list[OriginState]:
-    found = _find_laggards(stage)
+    found = find_laggards(stage)
     if found is None:
         return []
     report, laggards = found
@@ -217,7 +217,8 @@ def _origin(stage: StageSnapshot, row: int) -> OriginState:
     )
 
 
-def _errors(stage: StageSnapshot) -> list[str]:
+def errors_of(stage: StageSnapshot) -> list[str]:
+    """Present problems with a stage's roster, and with the origins in reports."""
     errors = list(stage.errors)
     if stage.unknown_origins:
         count, names = len(stage.unknown_origins), ", ".join(list(stage.unknown_origins)[:5])

@@ -1,8 +1,9 @@
-"""The watermark server: serves the routes over HTTP, with the token, JSON bodies and errors, and the page."""
+"""The watermark server: the routes over HTTP, with the token, JSON bodies and errors; metrics; the page."""
 
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -10,6 +11,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,6 +23,7 @@ from replayfilter.watermark.api import RequestError
 from replayfilter.watermark.openapi import openapi_document
 from replayfilter.watermark.routes import ROUTES, CheckedRequest, Handlers, Route
 from replayfilter.watermark.server_config import ServerConfig
+from replayfilter.watermark.server_metrics import ServerCollector
 
 STATIC_FILES = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _STATIC_HEADERS = {
@@ -37,6 +41,9 @@ def create_app(config: ServerConfig) -> Starlette:
     handlers = Handlers(config)
     token = config.token()
     document = msgspec.json.encode(openapi_document())
+    requests: Counter[tuple[str, int]] = Counter()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ServerCollector(handlers.writer, requests))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -50,14 +57,20 @@ def create_app(config: ServerConfig) -> Starlette:
                 if not route.open:
                     _check_token(request, token)
                 checked = await _check(request, route, config.server.max_body)
-                return _json_response(await route.handler(handlers, checked))
+                response = _json_response(await route.handler(handlers, checked))
             except RequestError as error:
-                return _error_response(error)
+                response = _error_response(error)
+            requests[route.path, response.status_code] += 1
+            return response
 
         return serve
 
     async def serve_document(request: Request) -> Response:
         return Response(document, media_type="application/json")
+
+    async def serve_metrics(request: Request) -> Response:
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), media_type=media_type, headers=_STATIC_HEADERS)
 
     async def serve_http_error(request: Request, error: Exception) -> Response:
         """The response for an unknown path, or a method that the path doesn't allow."""
@@ -71,6 +84,7 @@ def create_app(config: ServerConfig) -> Starlette:
     paths = [StarletteRoute(route.path, endpoint(route), methods=[route.method]) for route in ROUTES]
     paths += [StarletteRoute(path, _static(*file), methods=["GET"]) for path, file in STATIC_FILES.items()]
     paths.append(StarletteRoute("/openapi.json", serve_document, methods=["GET"]))
+    paths.append(StarletteRoute("/metrics", serve_metrics, methods=["GET"]))
     return Starlette(routes=paths, lifespan=lifespan, exception_handlers={HTTPException: serve_http_error})
 
 

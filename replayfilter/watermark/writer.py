@@ -41,12 +41,13 @@ _Queued = tuple[Change, "asyncio.Future[Any]"]
 class TableWriter:
     """Start it within a running event loop. ``submit`` changes the table, ``snapshot`` reads it.
 
-    ``errors``: present problems with the store.
+    ``errors``: present problems with the store. ``active_since_us``: when this server took the lease over,
+    microseconds since the epoch.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.epoch = 0
+        self.epoch = self.active_since_us = 0
         self.errors: list[str] = []
         self._store = Store(config.server.store)
         self._lease_s = config.server.lease / 1e6
@@ -159,7 +160,7 @@ class TableWriter:
         return False
 
     def _write_until_stopped(self) -> None:
-        self.epoch = self._store.epoch
+        self.epoch, self.active_since_us = self._store.epoch, time.time_ns() // 1_000
         table = self._load()
         log.info("active with epoch %d", self.epoch)
         self._roster_stats, self._next_roster_poll, self._next_history = {}, 0, 0

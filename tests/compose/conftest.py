@@ -47,7 +47,7 @@ def docker_setup() -> list[str]:
 
 @pytest.fixture(scope="session")
 def docker_cleanup() -> list[str]:
-    return ["--profile cluster down --volumes --timeout 5"]
+    return ["--profile '*' down --volumes --timeout 5"]
 
 
 @pytest.fixture(scope="session")

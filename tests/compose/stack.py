@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 import urllib.error
@@ -20,7 +21,10 @@ from replayfilter.demo.stream import OUTPUTS, ROUTES, Record, expected_routes
 from replayfilter.kafka.admin import Cluster
 from tests.support.paths import ROOT
 
-PORTS = ("KAFKA_PORT", "HTTP_PORT", "CLUSTER_HTTP_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+PORTS = (
+    "KAFKA_PORT", "HTTP_PORT", "CLUSTER_HTTP_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "WATERMARK_PORT",
+    "COUNTED_HTTP_PORT", "CHAINED_HTTP_PORT",
+)  # fmt: skip
 
 
 def engine_missing() -> str:
@@ -50,7 +54,7 @@ class Stack:
 
     def container(self, service: str) -> str:
         """Return the id of a service's container, running or not."""
-        return self.compose("ps", "--all", "--quiet", service, profile="cluster").strip()
+        return self.compose("ps", "--all", "--quiet", service, profile="*").strip()
 
     def state(self, service: str) -> dict[str, Any]:
         """Return the engine's state of a service's container: Status, ExitCode, StartedAt and so on."""
@@ -132,6 +136,14 @@ class Stack:
 
         wait_for(lambda: bool(batches()), seconds, lambda: self.log(service)[-3000:])
         return (datetime.fromisoformat(batches()[0][:26] + "+00:00") - started).total_seconds()
+
+
+def dashboard_queries(instance: str) -> list[str]:
+    """Return every query of the dashboard, with its variables set."""
+    text = (ROOT / "deploy/grafana/dashboards/replayfilter.json").read_text()
+    found = {target["expr"] for panel in json.loads(text)["panels"] for target in panel.get("targets", ())}
+    found = {query.replace("$__rate_interval", "1m") for query in found}
+    return sorted(re.sub(r"\$\{?instance\}?", instance, each) for each in found)
 
 
 def docker(*arguments: str, stdin: str = "") -> str:

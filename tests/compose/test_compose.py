@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
 from replayfilter.demo.check import ConsumerRecord
-from tests.compose.stack import Stack, docker, get, wait_for
-from tests.support.paths import ROOT
+from tests.compose.stack import Stack, dashboard_queries, docker, get, wait_for
 
 IMAGE = "replayfilter:test"
 IMAGE_LIMIT = 900 * 10**6  # bytes
@@ -50,15 +48,6 @@ def test_health_endpoints_answer(stack: Stack) -> None:
     wait_for(lambda: stack.state("service")["Health"]["Status"] == "healthy", 60, lambda: "not healthy")
 
 
-def queries() -> list[str]:
-    """Return every query of the dashboard, with its variables set."""
-    text = (ROOT / "deploy/grafana/dashboards/replayfilter.json").read_text()
-    found = {target["expr"] for panel in json.loads(text)["panels"] for target in panel.get("targets", ())}
-    # This service has no watermark.
-    found = {query for query in found if "watermark" not in query}
-    return sorted(re.sub(r"\$\{?instance\}?", "service:8080", each) for each in found)
-
-
 def test_prometheus_has_the_metrics_and_alerts_and_answers_every_query_of_the_dashboard(
     stack: Stack,
 ) -> None:
@@ -67,8 +56,9 @@ def test_prometheus_has_the_metrics_and_alerts_and_answers_every_query_of_the_da
         60,
         lambda: "no records counted for a minute",
     )
-    empty = [query for query in queries() if not stack.prometheus(query.replace("$__rate_interval", "1m"))]
-    assert empty == []
+    # This service has no watermark.
+    mine = [query for query in dashboard_queries("service:8080") if "watermark" not in query]
+    assert [query for query in mine if not stack.prometheus(query)] == []
     rules = json.loads(get("PROMETHEUS_PORT", "/api/v1/rules")[1])["data"]["groups"]
     assert sum(len(group["rules"]) for group in rules) > 5
     firing = [

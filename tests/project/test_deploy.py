@@ -1,4 +1,4 @@
-"""The files in deploy/: manifests, alert rules, dashboards and configs are valid and fit the service."""
+"""The files in deploy/: manifests, alert rules, dashboards and configs are valid and fit the programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from replayfilter.demo.stream import CITIES
 from replayfilter.service.config.loader import load
 from replayfilter.service.monitor.metrics import LABELS, METRICS, PREFIX
+from replayfilter.watermark import server_config, server_metrics
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -64,6 +66,24 @@ def test_each_overlay_is_complete(overlay: str) -> None:
     assert by_kind["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
 
 
+def test_the_watermark_server_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = list(yaml.safe_load_all(tool("kubectl", "kustomize", DEPLOY / "kubernetes/watermark")))
+    validate(built)
+    by_kind = {document["kind"]: document for document in built}
+    server = by_kind["StatefulSet"]["spec"]
+    assert server["replicas"] == 1, "the store is a file on a volume of its own"
+    pod = server["template"]["spec"]
+    mounted = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
+    assert mounted == {by_kind["ConfigMap"]["metadata"]["name"]}
+    assert by_kind["Service"]["spec"]["selector"] == server["template"]["metadata"]["labels"]
+    monkeypatch.setenv("WATERMARK_TOKEN", "hush")
+    config = server_config.load(DEPLOY / "kubernetes/watermark/watermark.toml").server
+    (container,) = pod["containers"]
+    assert container["ports"][0]["containerPort"] == config.port
+    folders = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "store"]
+    assert [str(Path(config.store).parent)] == folders
+
+
 def test_the_validation_rejects_an_unknown_field() -> None:
     deployment = yaml.safe_load((DEPLOY / "kubernetes/base/deployment.yaml").read_text())
     deployment["spec"]["replica"] = 1
@@ -75,8 +95,24 @@ def test_the_validation_rejects_an_unknown_field() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.toml")), ids=lambda path: path.stem)
-def test_each_shipped_config_is_valid(path: Path) -> None:
-    assert load(path).service.name
+def test_each_shipped_config_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATERMARK_TOKEN", "hush")
+    if path.name == "watermark.toml":
+        assert server_config.load(path).stages
+    else:
+        assert load(path).service.name
+
+
+def test_the_chain_of_the_compose_file_reports_to_stages_in_the_same_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WATERMARK_TOKEN", "hush")
+    counted, chained = (load(DEPLOY / f"compose/orders-{name}.toml") for name in ("counted", "chained"))
+    stages = server_config.load(DEPLOY / "compose/watermark.toml").stages
+    assert chained.input.topics == [counted.output.unique]
+    assert stages.keys() == {counted.service.name, chained.service.name}
+    assert stages[chained.service.name].upstream == [counted.service.name]
+    assert set(counted.watermark.roster) == set(CITIES)
 
 
 def test_the_two_services_of_the_compose_file_share_only_their_input() -> None:
@@ -87,10 +123,11 @@ def test_the_two_services_of_the_compose_file_share_only_their_input() -> None:
     assert local.service.name != cluster.service.name
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit = (DEPLOY / "systemd/replayfilter@.service").read_text()
+@pytest.mark.parametrize("path", sorted((DEPLOY / "systemd").iterdir()), ids=lambda path: path.stem)
+def test_systemd_accepts_the_unit(path: Path, tmp_path: Path) -> None:
+    unit = path.read_text()
     # systemd-analyze checks that the program exists, which it doesn't on this machine.
-    installed = tmp_path / "replayfilter@.service"
+    installed = tmp_path / path.name
     installed.write_text(unit.replace("/opt/replayfilter/bin/replayfilter", sys.executable))
     tool("systemd-analyze", "verify", installed)
 
@@ -98,10 +135,15 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 # ---- metrics -----------------------------------------------------------------------------------------
 
 
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+SERVICE = {PREFIX + metric.name: metric.kind for metric in METRICS}
+SERVER = {server_metrics.PREFIX + metric.name: metric.kind for metric in server_metrics.METRICS}
+ALL_LABELS = server_metrics.LABELS | LABELS
+
+
 def exposed() -> set[str]:
-    """Return the names of the service's metrics in Prometheus."""
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    return {PREFIX + metric.name + suffix for metric in METRICS for suffix in suffixes[metric.kind]}
+    """Return the names in Prometheus of the metrics of services and watermark servers."""
+    return {name + suffix for name, kind in (SERVICE | SERVER).items() for suffix in SUFFIXES[kind]}
 
 
 def queries() -> dict[str, str]:
@@ -118,18 +160,19 @@ def test_each_query_uses_only_existing_metrics_and_labels(location: str) -> None
     query = queries()[location]
     named = set(re.findall(r"\breplayfilter_\w+", query)) - {"replayfilter"}
     assert named <= exposed()
-    assert named or location == "alert ReplayfilterDown"
+    assert named or location in ("alert ReplayfilterDown", "alert ReplayfilterWatermarkServerDown")
     labels = set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', query))
     for labels_of in re.findall(r"\b(?:by|on|group_left) \(([^)]*)\)", query):
         labels |= {label.strip() for label in labels_of.split(",") if label.strip()}
-    assert labels <= {*LABELS, "instance", "job", "le", "optional"}
+    assert labels <= {*ALL_LABELS, "instance", "job", "le", "optional"}
     for label, value in re.findall(r'(\w+)!?="([^"$]+)"', query):
-        assert label not in LABELS or LABELS[label] is None or value in (LABELS[label] or ()), (label, value)
+        values = ALL_LABELS.get(label)
+        assert values is None or value in values, (label, value)
 
 
 def test_each_metric_is_in_the_dashboard_or_an_alert_except_those_for_analysis() -> None:
     text = " ".join(queries().values())
-    missing = {metric.name for metric in METRICS if PREFIX + metric.name not in text}
+    missing = {name.removeprefix(PREFIX) for name in SERVICE | SERVER if name not in text}
     assert missing <= {"build_info", "phase", "runs", "frame_bytes", "forgotten_marks", "written_records"}
 
 
