@@ -150,11 +150,14 @@ def peer_versions() -> str:
 
 
 _VERSION = re.compile(r"-(\d[\d.]*\d(?:-[\d.]*\d)?)\.")
-_OURS = "{batch} records a batch, after `replayfilter prepare`"
+_OURS = "after `replayfilter prepare`"
 _ROUTES = ("unique", "duplicate", "expired", "error")
-_SPARK = "RocksDB with changelogs, {batch} records a batch, no trigger interval"
+_SPARK = "RocksDB with changelogs, no trigger interval"
 _STREAMS = "commit.interval.ms 100, a window store of 1 h with its changelog"
-_FLINK = "SQL, RocksDB with incremental checkpoints, object reuse, time to live 1 h, checkpoint every {every}"
+_FLINK = (
+    "SQL, RocksDB with incremental checkpoints, object reuse, pooled transactions, time to live 1 h, "
+    "checkpoint every {every}"
+)
 _FLINK_OPTIONS = {"FLINK_ENV_JAVA_OPTS": HEAP}
 
 
@@ -202,7 +205,7 @@ SYSTEMS: dict[str, System] = {
         _spark("within"), _latest_spark_state,
     ),
     "copy": System(
-        "Spark, copy without any logic", "at least once", "{batch} records a batch, no trigger interval",
+        "Spark, copy without any logic", "at least once", "no trigger interval",
         _spark("copy"), lambda folder: 0, keeps="everything",
     ),
 }  # fmt: skip

@@ -46,7 +46,7 @@ def main(
     )
     tables.execute_sql(
         f"CREATE TABLE firsts ({COLUMNS}) WITH ({kafka}, 'topic' = '{output}',"
-        " 'sink.delivery-guarantee' = 'exactly-once', 'sink.partitioner' = 'round-robin',"
+        " 'sink.delivery-guarantee' = 'exactly-once', 'sink.transaction-naming-strategy' = 'POOLING',"
         f" 'sink.transactional-id-prefix' = '{output}', 'properties.transaction.timeout.ms' = '600000')"
     )
     tables.execute_sql(

@@ -27,6 +27,7 @@ CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.shuffle.compress": "false",
+    "spark.kafka.consumer.cache.capacity": "1100",  # more than partitions; 64 by default
     "spark.sql.shuffle.partitions": str(os.cpu_count()),
     "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
