@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from confluent_kafka.admin import AdminClient
 from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer
 from benchmarks.processes import cpu_seconds, end_with_parent, memory_bytes, stop
 from benchmarks.systems import Job, System
-from replayfilter.demo.kafka_io import create_topic
 from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
 
@@ -73,6 +73,7 @@ class Result:
     cpu_per_million: float
     broker_cpu_per_million: float
     memory_mb: float
+    jvm_memory_mb: float  # part of it, at the same moment
     state_bytes_per_key: float
     live: list[Live]
     error: str
@@ -116,7 +117,7 @@ class Run:
         self._system, self._broker = system, broker
         self._cluster = Cluster(broker.bootstrap)
         self._outputs = [(job.output, number) for number in range(job.partitions)]
-        self.peak = 0
+        self.peak = 0, 0
         self.started_at = time.monotonic()
         self._log = (job.folder / "log").open("wb")
         environment = {**os.environ, **system.environment}
@@ -211,7 +212,8 @@ def measure(
             run.stop()
         error = check(job, run.expected(orders), orders.unique)
         state = system.state_bytes(job.folder) / orders.unique
-    return Result(name, job.partitions, start_s, *figures, run.peak / 1e6, state, live, error)
+    memory, jvm_memory = (each / 1e6 for each in run.peak)
+    return Result(name, job.partitions, start_s, *figures, memory, jvm_memory, state, live, error)
 
 
 def figures_of(samples: Sequence[Sample], records: int) -> tuple[float, float, float]:
@@ -219,11 +221,13 @@ def figures_of(samples: Sequence[Sample], records: int) -> tuple[float, float, f
 
     Output offsets stand for the share of the input that is done: with transactions they also count markers,
     so they are compared only with each other. A system that works in batches is measured from the end of a
-    batch to the end of a batch.
+    batch to the end of a batch. The last step counts only if it is the only one: it may have waited for the
+    time of a checkpoint without any work.
     """
     total = samples[-1].offsets
-    first = next(each for each in samples if each.offsets >= total * WARM_UP)
-    last = next(each for each in samples if each.offsets == total)
+    steps = [samples[0], *(new for old, new in pairwise(samples) if new.offsets != old.offsets)]
+    first, *following = [each for each in steps if each.offsets >= total * WARM_UP]
+    last = following[-2] if len(following) > 1 else following[-1] if following else first
     done = records * (last.offsets - first.offsets) / total
     if not done:
         raise RuntimeError("the whole backlog became visible at once: use smaller batches or more records")
@@ -233,12 +237,12 @@ def figures_of(samples: Sequence[Sample], records: int) -> tuple[float, float, f
 
 
 def check(job: Job, records: int, unique: int) -> str:
-    """Read all unique records; what is wrong with them, or nothing."""
+    """Read all unique records, and wait for some more; what is wrong with them, or nothing."""
     ids: set[bytes] = set()
     found = 0
     ends = {(job.output, number): 0 for number in range(job.partitions)}
     with _reader(job.bootstrap, ends) as reader:
-        while messages := reader.consume(10_000, 3.0):
+        while messages := reader.consume(10_000, 3.0 if found < records else 0.5):
             found += len(messages)
             ids.update((message.value() or b"")[ID] for message in messages)
     if (found, len(ids)) == (records, unique):
@@ -269,13 +273,14 @@ def _job(broker: DevBroker, name: str, system: System, partitions: int, batch_re
     with tempfile.TemporaryDirectory(prefix="replayfilter-bench-") as folder:
         job = Job(broker.bootstrap, f"{name}-{time.monotonic_ns()}", partitions, batch_records, Path(folder))
         topics = [job.input, *(f"{job.name}.{output}" for output in system.outputs)]
-        for topic in topics:
-            create_topic(broker.bootstrap, topic, partitions)
-        yield job
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        made = [topic for topic in admin.list_topics(timeout=30).topics if topic.startswith(job.name)]
-        for deleted in admin.delete_topics(made).values():
-            deleted.result(30)
+        Cluster(broker.bootstrap).create(dict.fromkeys(topics, partitions))
+        try:
+            yield job
+        finally:
+            admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+            made = [topic for topic in admin.list_topics(timeout=30).topics if topic.startswith(job.name)]
+            for deleted in admin.delete_topics(made).values():
+                deleted.result(30)
 
 
 @contextmanager

@@ -18,18 +18,20 @@ from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 
-OURS, PEER = "#00796b", "#9e9e9e"
-SHARES = {"p50": 1.0, "p95": 0.6, "p99": 0.3}
-Runs = list[dict[str, Any]]
+# Told apart with any kind of colour vision; each row is also labelled.
+COLORS = {"ours": "#00796b", "streams": "#56b4e9", "flink": "#cc79a7"}
+SPARK = "#e69f00"
+Run = dict[str, Any]
 
 
 class Panel(NamedTuple):
-    """One chart: its title, the number of partitions, and the figures of a run."""
+    """One chart: its title, the number of partitions, and the figures of a run; none were not measured."""
 
     title: str
     partitions: int
-    figures: Callable[[dict[str, Any]], list[float]]
+    figures: Callable[[Run], list[float]]
 
 
 def main(results: str, folder: str, labels: str) -> None:
@@ -38,51 +40,88 @@ def main(results: str, folder: str, labels: str) -> None:
     runs, names = json.loads(Path(results).read_text())["runs"], json.loads(labels)
     counts = sorted({run["partitions"] for run in runs})
     rates = sorted({live["rate"] for run in runs for live in run["live"]} - {0})
-    figures = {"records per second": "records_per_s", "CPU seconds per million": "cpu_per_million"}
     throughput = [
-        Panel(f"{title}, {count} partitions", count, partial(backlog_figure, key))
+        [
+            Panel(f"thousand records per second, {count:,} partitions", count,
+                  lambda run: [run["records_per_s"] / 1e3]),
+            Panel(f"CPU µs per record: system / with broker, {count:,} partitions", count, cpu),
+        ]
         for count in counts
-        for title, key in figures.items()
-    ]
+    ]  # fmt: skip
     latency = [
-        Panel(f"ms at {rate:,}/s, {count} partitions: 50%, 95%, 99%", count, partial(delays, rate))
+        [
+            Panel(f"ms at {rate:,} records/s, {count:,} partitions", count, partial(delays, rate))
+            for rate in rates
+        ]
         for count in counts
-        for rate in rates
-    ]
-    draw(runs, names, throughput, Path(folder, "performance-throughput"))
-    draw(runs, names, latency, Path(folder, "performance-latency"))
+    ]  # fmt: skip
+    draw(runs, names, throughput, bars, Path(folder, "performance-throughput"))
+    draw(runs, names, latency, ranges, Path(folder, "performance-latency"))
 
 
-def backlog_figure(key: str, run: dict[str, Any]) -> list[float]:
-    return [run[key]]
+def cpu(run: Run) -> list[float]:
+    """Of the system alone, and together with the broker."""
+    own: float = run["cpu_per_million"]
+    return [own, own + run["broker_cpu_per_million"]]
 
 
-def delays(rate: int, run: dict[str, Any]) -> list[float]:
-    return [live[share] for live in run["live"] if live["rate"] == rate for share in SHARES]
+def delays(rate: int, run: Run) -> list[float]:
+    """The median, 95% and 99%."""
+    found = [live for live in run["live"] if live["rate"] == rate]
+    return [live[share] for live in found for share in ("p50", "p95", "p99")]
 
 
-def draw(runs: Runs, labels: dict[str, str], panels: list[Panel], file: Path) -> None:
-    """Two panels a row; a bar is the median over rounds, and paler parts are higher percentiles."""
-    lines = (len(panels) + 1) // 2
-    figure, axes = pyplot.subplots(lines, 2, figsize=(11, 3.6 * lines), squeeze=False)
-    for axis, panel in zip(axes.flat, panels, strict=False):
+def draw(
+    runs: list[Run], labels: dict[str, str], panels: list[list[Panel]],
+    mark: Callable[[Axes, int, list[float], str], None], file: Path,
+) -> None:  # fmt: skip
+    """Panels with the same number of partitions side by side; each row has the medians over rounds."""
+    width = max(map(len, panels))
+    figure, axes = pyplot.subplots(
+        len(panels),
+        width,
+        figsize=(5.5 * width, 3.8 * len(panels)),
+        squeeze=False,
+        sharey="row",
+        sharex="col",
+    )
+    for axis, panel in ((axes[i][j], panel) for i, line in enumerate(panels) for j, panel in enumerate(line)):
         chosen = [run for run in runs if run["partitions"] == panel.partitions]
         systems = [name for name in labels if any(run["system"] == name for run in chosen)]
-        axis.set_title(panel.title, loc="left")
+        axis.set_title(panel.title, loc="left", fontsize=10)
         axis.set_yticks(range(len(systems)), [labels[name].replace(", ", ",\n") for name in systems])
-        axis.invert_yaxis()
+        axis.set_ylim(len(systems) - 0.5, -0.5)
+        axis.tick_params(axis="y", length=0)
+        axis.tick_params(axis="x", labelbottom=True)
         for row, name in enumerate(systems):
             found = [panel.figures(run) for run in chosen if run["system"] == name]
-            medians = [statistics.median(values) for values in zip(*found, strict=True)]
-            for median, alpha in reversed(list(zip(medians, SHARES.values(), strict=False))):
-                axis.barh(row, median, color=OURS if name.startswith("ours") else PEER, alpha=alpha)
-            if medians:
-                texts = (f"{each:,.1f}" if each < 100 else f"{each:,.0f}" for each in medians)
-                axis.text(medians[-1], row, f" {' / '.join(texts)}", va="center", fontsize=8)
-        axis.margins(x=0.6)  # room for the figures
+            if medians := [statistics.median(values) for values in zip(*filter(None, found), strict=True)]:
+                mark(axis, row, medians, COLORS.get(name.partition("-")[0], SPARK))
+    for axis in axes[0]:  # each column shares its scale; it leaves room for the texts
+        high = axis.get_xlim()[1]
+        axis.set_xlim(*((10, high * 15) if axis.get_xscale() == "log" else (0, high * 1.2)))
     figure.tight_layout()
     figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(file.with_suffix(".png"), dpi=130)
+
+
+def bars(axis: Axes, row: int, figures: list[float], color: str) -> None:
+    """A bar to each figure, the last on the outside and paler."""
+    for figure, alpha in reversed(list(zip(figures, (1.0, 0.45), strict=False))):
+        axis.barh(row, figure, height=0.65, color=color, alpha=alpha)
+    text = " / ".join(f"{each:,.1f}" if each < 100 else f"{each:,.0f}" for each in figures)
+    axis.text(figures[-1], row, f" {text}", va="center", fontsize=8)
+
+
+def ranges(axis: Axes, row: int, figures: list[float], color: str) -> None:
+    """A dot at the median, a tick at 95% and a line to 99%; the scale is logarithmic."""
+    median, high, highest = figures
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.hlines(row, median, highest, color=color, linewidth=3, alpha=0.6)
+    axis.plot(high, row, "|", color=color, markersize=11, markeredgewidth=2)
+    axis.plot(median, row, "o", color=color, markersize=7)
+    axis.text(highest * 1.15, row, f"{median:,.0f} / {high:,.0f} / {highest:,.0f}", va="center", fontsize=8)
 
 
 if __name__ == "__main__":

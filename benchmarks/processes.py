@@ -30,13 +30,18 @@ def cpu_seconds(pid: int) -> float:
     return ticks / _TICKS
 
 
-def memory_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants. Pages that they share count for each."""
-    pages = 0
+def memory_bytes(pid: int) -> tuple[int, int]:
+    """Resident memory of a process and its descendants, and that of the JVMs among them.
+
+    Pages that they share count for each.
+    """
+    pages = jvm = 0
     for process in (pid, *descendants(pid)):
         with contextlib.suppress(OSError):
-            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * _PAGE
+            found = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+            pages += found
+            jvm += found if Path(f"/proc/{process}/comm").read_text() == "java\n" else 0
+    return pages * _PAGE, jvm * _PAGE
 
 
 def end_with_parent() -> None:

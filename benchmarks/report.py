@@ -1,9 +1,10 @@
 """Tables, plots and the page from the results of ``python -m benchmarks``.
 
-    python -m benchmarks.report [RESULTS]             print the tables
-    python -m benchmarks.report [RESULTS] --page      also write them to docs/concepts/performance.md
+    python -m benchmarks.report [RESULTS ...]             print the tables
+    python -m benchmarks.report [RESULTS ...] --page      also write them to docs/concepts/performance.md
 
-The page keeps the results next to it, so a test can check that nobody has edited its tables by hand.
+The results of several calls make one report, so a long benchmark can be run in parts. Those of the page are
+kept in the repository, so a test can check that nobody has edited its tables by hand.
 """
 
 from __future__ import annotations
@@ -11,32 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import statistics
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.comparison import Live, Result
+from benchmarks import goals
+from benchmarks.comparison import Result
+from benchmarks.figures import BACKLOG, Column, Figures
 from benchmarks.systems import PYTHON, RESULTS, SYSTEMS
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "performance.md"
 KEPT = Path(__file__).with_name("results.json")
 MADE = re.compile(r"(<!-- made by benchmarks/report\.py -->\n).*?(<!-- end of what is made -->\n)", re.DOTALL)
-PLOTS = {"throughput": "Records per second, and CPU seconds per million", "latency": "Delay at a steady rate"}
-
-
-class Column(NamedTuple):
-    """A figure of a run; ``value`` is None if it was not measured."""
-
-    title: str
-    value: Callable[[Result], float | None]
-    digits: int = 0
-    more_is_better: bool = False
+PLOTS = {
+    "throughput": "Catch-up: records per second, and CPU of the system (with the broker: paler)",
+    "latency": "Delay from the producer to the reader: median (dot), 95% (tick) and 99% (end of the line)",
+}
+OWN = ["ours", "ours-low"]
 
 
 class Rows(NamedTuple):
@@ -47,174 +43,150 @@ class Rows(NamedTuple):
     rows: list[list[str]]
 
 
-BACKLOG = [
-    Column("records/s", lambda run: run.records_per_s, more_is_better=True),
-    Column("CPU s per million", lambda run: run.cpu_per_million, 1),
-    Column("broker's CPU s per million", lambda run: run.broker_cpu_per_million, 1),
-    Column("peak memory, MB", lambda run: run.memory_mb),
-    Column("state, bytes per key", lambda run: run.state_bytes_per_key or None, 1),
-    Column("start, s", lambda run: run.start_s, 1),
-]
-
-
-def live_columns(rate: int) -> list[Column]:
-    """The figures of the live phase at a rate."""
-
-    def at(figure: Callable[[Live], float | None]) -> Callable[[Result], float | None]:
-        return lambda run: next((figure(live) for live in run.live if live.rate == rate), None)
-
-    delays = [
-        Column("median, ms", at(lambda live: live.p50)),
-        Column("95%, ms", at(lambda live: live.p95)),
-        Column("99%, ms", at(lambda live: live.p99)),
-    ]
-    cores = [
-        Column("cores", at(lambda live: live.cores), 2),
-        Column("broker's cores", at(lambda live: live.broker_cores), 2),
-    ]
-    return [*(delays if rate else []), *cores]
+def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of several calls as one. Raises ValueError if their machine or settings differ."""
+    first = documents[0]
+    settings: dict[str, Any] = {}
+    for document in documents:
+        if document["machine"] != first["machine"]:
+            raise ValueError(
+                f"results of different machines or versions make no table: {first['machine']}, "
+                f"{document['machine']}"
+            )
+        for partitions, found in document["settings"].items():
+            if settings.setdefault(partitions, found) != found:
+                raise ValueError(
+                    f"results with different settings for {partitions} partitions make no table: "
+                    f"{settings[partitions]}, {found}"
+                )
+    return first | {
+        "date": max(document["date"] for document in documents),
+        "settings": settings,
+        "runs": [run for document in documents for run in document["runs"]],
+        "failures": [failure for document in documents for failure in document["failures"]],
+    }
 
 
 class Report:
-    """The results of one call of the benchmark; figures are medians over rounds."""
+    """The results of the benchmark as texts; figures are medians over rounds."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
-        self.runs = [Result.from_json(run) for run in document["runs"]]
-
-    def sections(self) -> Iterator[tuple[str, int, list[Column]]]:
-        """Title, number of partitions and columns of each table."""
-        for partitions in sorted({run.partitions for run in self.runs}):
-            yield f"Catch-up, {partitions} partitions", partitions, BACKLOG
-            rates = sorted({live.rate for run in self.runs for live in run.live})
-            for rate in rates:
-                title = f"{rate:,} records per second" if rate else "Idle"
-                yield f"{title}, {partitions} partitions", partitions, live_columns(rate)
+        self.figures = Figures(document["runs"])
 
     def tables(self) -> Iterator[Rows]:
         """All tables of figures."""
-        for title, partitions, columns in self.sections():
-            yield Rows(
-                title,
-                ["", *(column.title for column in columns)],
-                [
-                    [
-                        SYSTEMS[name].label,
-                        *(_text(self.median(name, partitions, each), each) for each in columns),
-                    ]
-                    for name in self.systems(partitions)
-                ],
-            )
+        for title, partitions, columns in self.figures.sections():
+            heads = ["", *(column.title for column in columns)]
+            yield Rows(title, heads, [
+                [SYSTEMS[name].label, *(self._text(name, partitions, each) for each in columns)]
+                for name in self.figures.systems(partitions)
+            ])  # fmt: skip
 
-    def settings(self) -> Rows:
-        """What each system was given and what it promises."""
-        batch = f"{self.document['settings']['batch']:,}"
-        rows = [
-            [SYSTEMS[name].label, SYSTEMS[name].guarantee, SYSTEMS[name].settings.format(batch=batch)]
-            for name in SYSTEMS
-            if any(run.system == name for run in self.runs)
-        ]
-        return Rows("Guarantees and settings", ["", "guarantee", "settings"], rows)
+    def comparisons(self) -> Iterator[Rows]:
+        """What has to hold, where a peer is better, and what each system was given and promises."""
+        yield Rows("What must hold", ["", "goal", "measured", "holds"], goals.rows(self.figures))
+        yield Rows("Where a peer is better", ["", *map(_label, OWN), "peers that are better"], self.losses())
+        yield Rows(
+            "Guarantees and settings",
+            ["", "guarantee", "settings"],
+            [
+                [system.label, system.guarantee, system.settings]
+                for name, system in SYSTEMS.items()
+                if any(run.system == name for run in self.figures.runs)
+            ],
+        )
 
-    def losses(self) -> list[str]:
-        """Every figure in which peers that remove duplicates are better than we are, and by how much."""
-        found = []
-        for title, partitions, columns in self.sections():
-            for column in columns:
-                ours = self.median("ours", partitions, column)
-                better = [
-                    f"{SYSTEMS[name].label} {_text(theirs, column)}"
-                    for name in self.systems(partitions)
-                    if SYSTEMS[name].keeps == "first copies"
-                    and not SYSTEMS[name].own
-                    and ours is not None
-                    and (theirs := self.median(name, partitions, column)) is not None
-                    and (theirs > ours if column.more_is_better else theirs < ours)
-                ]
-                if better:
-                    found.append(f"{title}, {column.title}: {_text(ours, column)}; {', '.join(better)}")
-        return found
+    def losses(self) -> list[list[str]]:
+        """Every figure in which peers that remove duplicates are better than this service."""
+        return [
+            [f"{title}: {column.title}", *(self._text(name, partitions, column) for name in OWN),
+             "; ".join(f"{_label(name)} {self._text(name, partitions, column)}" for name in better)]
+            for title, partitions, columns in self.figures.sections()
+            for column in columns
+            if column.compared and (better := self._better(partitions, column))
+        ]  # fmt: skip
+
+    def _better(self, partitions: int, column: Column) -> list[str]:
+        """The peers with a better figure than each form of this service."""
+        sign = 1 if column.more_is_better else -1
+        found = {
+            name: sign * value
+            for name in self.figures.systems(partitions)
+            if (value := self.figures.median(name, partitions, column)) is not None
+        }
+        own = [value for name, value in found.items() if name in OWN]
+        peers = (name for name in found if not SYSTEMS[name].own and SYSTEMS[name].keeps == "first copies")
+        return [name for name in peers if own and found[name] > max(own)]
 
     def errors(self) -> list[str]:
         """The runs that failed, and those whose output was not exactly right."""
         wrong = [
-            f"{SYSTEMS[run.system].label}, {run.partitions} partitions: {run.error}"
-            for run in self.runs
+            f"{_label(run.system)}, {run.partitions} partitions: {run.error}"
+            for run in self.figures.runs
             if run.error
         ]
         return [*(failure.splitlines()[0] for failure in self.document["failures"]), *wrong]
 
-    def findings(self) -> list[tuple[str, list[str]]]:
-        """Titles and lines of what must not be overlooked."""
-        return [("Failures and wrong outputs", self.errors()), ("Where a peer is better", self.losses())]
-
-    def systems(self, partitions: int) -> list[str]:
-        """The systems that were measured with so many partitions, in the order of the table."""
-        return [
-            name
-            for name in SYSTEMS
-            if any((run.system, run.partitions) == (name, partitions) for run in self.runs)
-        ]
-
-    def median(self, system: str, partitions: int, column: Column) -> float | None:
-        """The median of a figure over all runs that have it."""
-        runs = [run for run in self.runs if (run.system, run.partitions) == (system, partitions)]
-        values = [value for run in runs if (value := column.value(run)) is not None]
-        return statistics.median(values) if values else None
-
     def heading(self) -> str:
-        """The machine, the versions and the size of the run."""
-        machine, settings = self.document["machine"], self.document["settings"]
-        rounds = max(sum((run.system, run.partitions) == (each.system, each.partitions) for run in self.runs)
-                     for each in self.runs)  # fmt: skip
+        """The machine, the versions and the size of the runs."""
+        machine = self.document["machine"]
+        least, most = self.figures.rounds()
+        sizes = " ".join(
+            f"With {partitions} partitions the backlog has {found['records']:,} records, systems with "
+            f"batches take {found['batch']:,} at once, and each rate lasts {found['seconds']:g} s."
+            for partitions, found in self.document["settings"].items()
+            if self.figures.systems(int(partitions))
+        )
         return (
             f"Measured on {self.document['date']} with {machine['cores']} cores ({machine['cpu']}), "
             f"{machine['memory']}, {machine['system']}; Java {machine['java']}, Python {machine['python']}, "
             f"PySpark {machine['pyspark']}, {machine['peers']}; the broker, producer and reader on the same "
-            f"machine. All systems take turns; the figures are medians, rounds: {rounds}. The backlog has "
-            f"{settings['records']:,} records of 200 bytes, 14% of them second copies; each rate lasts "
-            f"{settings['seconds']:g} s."
+            f"machine. All systems take turns; the figures are medians of "
+            f"{least if least == most else f'{least} to {most}'} rounds. Records have 200 bytes, and 14% of "
+            f"them are second copies. {sizes}"
         )
 
+    def _text(self, name: str, partitions: int, column: Column) -> str:
+        return column.text(self.figures.median(name, partitions, column))
 
-def _text(value: float | None, column: Column) -> str:
-    return "–" if value is None else f"{value:,.{column.digits}f}"  # noqa: RUF001  # a dash for no figure
+
+def _label(name: str) -> str:
+    return SYSTEMS[name].label
 
 
 def line(run: Result) -> str:
     """One run in one line."""
-    figures = [f"{column.title} {_text(column.value(run), column)}" for column in BACKLOG]
+    figures = [f"{column.title} {column.text(column.value(run))}" for column in BACKLOG]
     figures += [f"median at {live.rate:,}/s {live.p50:,.0f} ms" for live in run.live if live.p50 is not None]
-    return f"{SYSTEMS[run.system].label}, {run.partitions} partitions: {', '.join(figures)}. {run.error}"
+    return f"{_label(run.system)}, {run.partitions} partitions: {', '.join(figures)}. {run.error}"
 
 
 def show(console: Console, report: Report) -> None:
     """Print all tables."""
     console.print(report.heading(), highlight=False)
-    for rows in (*report.tables(), report.settings()):
+    for rows in (*report.tables(), *report.comparisons()):
         table = Table(title=rows.title, title_justify="left")
-        for number, head in enumerate(rows.heads):
-            table.add_column(
-                head, justify="right" if number and rows.title != "Guarantees and settings" else "left"
-            )
+        for head in rows.heads:
+            table.add_column(head)
         for row in rows.rows:
             table.add_row(*row)
         console.print(table)
-    for title, lines in report.findings():
-        if lines:
-            console.print(title, *lines, sep="\n  ", highlight=False)
+    for error in report.errors():
+        console.print("Failed or wrong:", error, markup=False, highlight=False)
 
 
 def markdown(report: Report) -> str:
     """What the page says between its two marks."""
-    parts = [report.heading(), *(f"![{text}](performance-{name}.svg)" for name, text in PLOTS.items())]
-    for rows in (*report.tables(), report.settings()):
+    parts = [report.heading()]
+    for name, text in PLOTS.items():
+        parts += [f"{text}:", f"![{text}](performance-{name}.svg)"]
+    for rows in (*report.tables(), *report.comparisons()):
         lines = [rows.heads, ["---"] * len(rows.heads), *rows.rows]
         parts.append(f"### {rows.title}")
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
-    for title, lines_ in report.findings():
-        if lines_:
-            parts += [f"### {title}", "\n".join(f"- {each}" for each in lines_)]
+    if errors := report.errors():
+        parts += ["### Failures and wrong outputs", "\n".join(f"- {each}" for each in errors)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
@@ -225,25 +197,24 @@ def page(text: str, report: Report) -> str:
     return MADE.sub(lambda found: found[1] + markdown(report) + found[2], text)
 
 
-def write_page(results: Path) -> None:
+def write_page(document: dict[str, Any]) -> None:
     """Keep the results in the repository, and write the page and its plots from them."""
-    if results != KEPT:
-        shutil.copyfile(results, KEPT)
-    report = Report(json.loads(KEPT.read_text()))
+    KEPT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     plots = Path(__file__).with_name("plots.py")
     labels = json.dumps({name: system.label for name, system in SYSTEMS.items()})
     subprocess.run([PYTHON, plots, KEPT, PAGE.parent, labels], check=True)
-    PAGE.write_text(page(PAGE.read_text("utf-8"), report), "utf-8")
+    PAGE.write_text(page(PAGE.read_text("utf-8"), Report(document)), "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     parser.add_argument("--page", action="store_true", help="write the page, too")
     options = parser.parse_args(arguments)
-    show(Console(width=160), Report(json.loads(options.results.read_text())))
+    document = merged([json.loads(file.read_text()) for file in options.results])
+    show(Console(width=160), Report(document))
     if options.page:
-        write_page(options.results)
+        write_page(document)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_a_tree_is_measured_and_stopped_as_a_whole() -> None:
     process = subprocess.Popen([sys.executable, "-c", TREE])
-    wait_until(lambda: bool(descendants(process.pid)) and memory_bytes(process.pid) > 50_000_000)
+    wait_until(lambda: bool(descendants(process.pid)) and memory_bytes(process.pid)[0] > 50_000_000)
+    assert memory_bytes(process.pid)[1] == 0
     (child,) = descendants(process.pid)
     stop(process)
     wait_until(lambda: not is_alive(child))
