@@ -34,7 +34,7 @@ BACKLOG = [
     CPU_PER_MILLION,
     BROKER_CPU_PER_MILLION,
     Column("peak memory, MB", lambda run: run.memory_mb),
-    Column("of it JVM, MB", lambda run: run.jvm_memory_mb, compared=False),
+    Column("of which JVM, MB", lambda run: run.jvm_memory_mb, compared=False),
     Column("state, bytes per key", lambda run: run.state_bytes_per_key or None, 1),
     Column("start, s", lambda run: run.start_s, 1),
 ]

@@ -1,4 +1,4 @@
-"""What this service has to reach against its peers, and which of it holds."""
+"""What this service has to reach, alone and against its peers, and what it has reached."""
 
 from __future__ import annotations
 

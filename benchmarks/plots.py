@@ -44,7 +44,7 @@ def main(results: str, folder: str, labels: str) -> None:
         [
             Panel(f"thousand records per second, {count:,} partitions", count,
                   lambda run: [run["records_per_s"] / 1e3]),
-            Panel(f"CPU µs per record: system / with broker, {count:,} partitions", count, cpu),
+            Panel(f"CPU µs per record, {count:,} partitions", count, cpu),
         ]
         for count in counts
     ]  # fmt: skip
@@ -77,29 +77,32 @@ def draw(
 ) -> None:  # fmt: skip
     """Panels with the same number of partitions side by side; each row has the medians over rounds."""
     width = max(map(len, panels))
+    systems = [
+        [name for name in labels if any((run["system"], run["partitions"]) == (name, count) for run in runs)]
+        for count in (line[0].partitions for line in panels)
+    ]
+    heights = [len(names) + 1.5 for names in systems]  # with the title and the scale
     figure, axes = pyplot.subplots(
-        len(panels),
-        width,
-        figsize=(5.5 * width, 3.8 * len(panels)),
-        squeeze=False,
-        sharey="row",
-        sharex="col",
-    )
-    for axis, panel in ((axes[i][j], panel) for i, line in enumerate(panels) for j, panel in enumerate(line)):
+        len(panels), width, figsize=(4.3 * width, 0.46 * sum(heights)), squeeze=False, sharey="row",
+        sharex="col", height_ratios=heights,
+    )  # fmt: skip
+    cells = [(axis, panel, names) for line, found, names in zip(axes, panels, systems, strict=True)
+             for axis, panel in zip(line, found, strict=True)]  # fmt: skip
+    for axis, panel, names in cells:
         chosen = [run for run in runs if run["partitions"] == panel.partitions]
-        systems = [name for name in labels if any(run["system"] == name for run in chosen)]
         axis.set_title(panel.title, loc="left", fontsize=10)
-        axis.set_yticks(range(len(systems)), [labels[name].replace(", ", ",\n") for name in systems])
-        axis.set_ylim(len(systems) - 0.5, -0.5)
+        texts = [labels[name].replace(", ", ",\n").replace("sWithin", "s\nWithin") for name in names]
+        axis.set_yticks(range(len(names)), texts)
+        axis.set_ylim(len(names) - 0.5, -0.5)
         axis.tick_params(axis="y", length=0)
         axis.tick_params(axis="x", labelbottom=True)
-        for row, name in enumerate(systems):
+        for row, name in enumerate(names):
             found = [panel.figures(run) for run in chosen if run["system"] == name]
             if medians := [statistics.median(values) for values in zip(*filter(None, found), strict=True)]:
                 mark(axis, row, medians, COLORS.get(name.partition("-")[0], SPARK))
     for axis in axes[0]:  # each column shares its scale; it leaves room for the texts
         high = axis.get_xlim()[1]
-        axis.set_xlim(*((10, high * 15) if axis.get_xscale() == "log" else (0, high * 1.2)))
+        axis.set_xlim(*((10, high * 25) if axis.get_xscale() == "log" else (0, high * 1.2)))
     figure.tight_layout()
     figure.savefig(file.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(file.with_suffix(".png"), dpi=130)

@@ -29,18 +29,19 @@ PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "performance.md"
 KEPT = Path(__file__).with_name("results.json")
 MADE = re.compile(r"(<!-- made by benchmarks/report\.py -->\n).*?(<!-- end of what is made -->\n)", re.DOTALL)
 PLOTS = {
-    "throughput": "Catch-up: records per second, and CPU of the system (with the broker: paler)",
+    "throughput": "Catch-up: records per second, and CPU of the system alone / with the broker (paler)",
     "latency": "Delay from the producer to the reader: median (dot), 95% (tick) and 99% (end of the line)",
 }
 OWN = ["ours", "ours-low"]
 
 
 class Rows(NamedTuple):
-    """A table as texts."""
+    """A table as texts; in a table of ``figures`` all columns but the first are numbers."""
 
     title: str
     heads: list[str]
     rows: list[list[str]]
+    figures: bool = False
 
 
 def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -81,11 +82,11 @@ class Report:
             yield Rows(title, heads, [
                 [SYSTEMS[name].label, *(self._text(name, partitions, each) for each in columns)]
                 for name in self.figures.systems(partitions)
-            ])  # fmt: skip
+            ], figures=True)  # fmt: skip
 
     def comparisons(self) -> Iterator[Rows]:
-        """What has to hold, where a peer is better, and what each system was given and promises."""
-        yield Rows("What must hold", ["", "goal", "measured", "holds"], goals.rows(self.figures))
+        """What is to be reached, where a peer is better, and what each system was given and promises."""
+        yield Rows("Goals", ["", "goal", "measured", "reached"], goals.rows(self.figures))
         yield Rows("Where a peer is better", ["", *map(_label, OWN), "peers that are better"], self.losses())
         yield Rows(
             "Guarantees and settings",
@@ -167,8 +168,8 @@ def show(console: Console, report: Report) -> None:
     console.print(report.heading(), highlight=False)
     for rows in (*report.tables(), *report.comparisons()):
         table = Table(title=rows.title, title_justify="left")
-        for head in rows.heads:
-            table.add_column(head)
+        for number, head in enumerate(rows.heads):
+            table.add_column(head, justify="right" if number and rows.figures else "left")
         for row in rows.rows:
             table.add_row(*row)
         console.print(table)
@@ -181,8 +182,9 @@ def markdown(report: Report) -> str:
     parts = [report.heading()]
     for name, text in PLOTS.items():
         parts += [f"{text}:", f"![{text}](performance-{name}.svg)"]
-    for rows in (*report.tables(), *report.comparisons()):
-        lines = [rows.heads, ["---"] * len(rows.heads), *rows.rows]
+    for rows in (*report.comparisons(), *report.tables()):
+        others = ["---:" if rows.figures else "---"] * (len(rows.heads) - 1)
+        lines = [rows.heads, ["---", *others], *rows.rows]
         parts.append(f"### {rows.title}")
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     if errors := report.errors():
