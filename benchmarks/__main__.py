@@ -1,8 +1,8 @@
 """This service compared with its peers, in turn on one broker: ``make bench`` or ``make bench-quick``.
 
     python -m benchmarks                                  about 20 minutes
-    python -m benchmarks --quick                          about 4 minutes, 4 partitions, one round
-    python -m benchmarks --rounds 3 --records 4800000     hours; for the record
+    python -m benchmarks --quick                          about 4 minutes, 4 partitions; Java is still cold
+    python -m benchmarks --rounds 3 --records 4800000     hours; Java is warm
 
 The file of results is written after each run. ``python -m benchmarks.report FILE ...`` makes the tables from
 one or more such files, and with ``--page`` writes docs/concepts/performance.md. Peers that are not built are
@@ -29,7 +29,7 @@ from benchmarks.systems import RESULTS, SYSTEMS, System, peer_versions
 from replayfilter.devbroker import DevBroker
 from replayfilter.errors import ReplayfilterError
 
-BATCHES = 5  # at least so many for the backlog; at most 1.2 million records each, the service's default
+BATCHES = 8  # at least so many for the backlog; at most 1.2 million records each, the service's default
 QUICK = ["ours", "streams", "streams-local", "flink-1s", "plain", "copy"]
 MANY = 32  # partitions; with more, some systems are left out by default, to save time
 LEFT_OUT = {"flink-10s", "within", "copy"}
@@ -104,7 +104,7 @@ def _options() -> argparse.Namespace:
         f"{LONG:,} records without flink-10s",
     )
     parser.add_argument("--partitions", type=int, nargs="+", default=[4] if quick else [4, 200])
-    parser.add_argument("--records", type=int, default=500_000 if quick else 1_200_000, help="of the backlog")
+    parser.add_argument("--records", type=int, default=500_000 if quick else 2_000_000, help="of the backlog")
     rates = [20_000, 1_000] if quick else [20_000, 1_000, 0]  # the higher a rate, the sooner Java is warm
     parser.add_argument("--rates", type=int, nargs="*", default=rates, help="of the live stream; 0 is idle")
     parser.add_argument("--seconds", type=float, default=4 if quick else 8, help="of each rate")

@@ -34,7 +34,7 @@ POLL_S = 0.005  # of the reader; a delay is known no better
 QUIET_S = 3.0  # the backlog is done when so long nothing was added
 LIMIT_S = 600.0
 ARRIVAL_LIMIT_S = 60.0  # a record that needs longer counts as lost
-WARM_UP = 1 / 3  # of the backlog, since Java compiles
+WARM_UP = 1 / 2  # of the backlog, since Java compiles
 LIVE_WARM_UP = 0.25  # of the seconds of a rate
 
 
