@@ -64,7 +64,7 @@ class System:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _ours(interval: str) -> Callable[[Job], list[str]]:
+def _ours(interval: str, scope: str = "input") -> Callable[[Job], list[str]]:
     def command(job: Job) -> list[str]:
         config = job.folder / "replayfilter.toml"
         config.write_text(f"""
@@ -81,6 +81,7 @@ topics = ["{job.input}"]
 key = ["event_id"]
 expiry_key = "ts"
 period = "{PERIOD_MS}ms"
+scope = "{scope}"
 [output]
 unique = "{job.output}"
 duplicate = "{job.name}.duplicate"
@@ -177,6 +178,11 @@ SYSTEMS: dict[str, System] = {
     "ours-low": System(
         "replayfilter, interval 0s", "exactly once, 4 topics, order kept", f"interval 0s, {_OURS}",
         _ours("0s"), _our_state, outputs=_ROUTES, own=True,
+    ),
+    "ours-local": System(
+        "replayfilter, within partitions", "exactly once, 4 topics, order kept, only within a partition",
+        f'interval 1s, the default, scope = "partition", {_OURS}',
+        _ours("1s", "partition"), _our_state, outputs=_ROUTES, own=True,
     ),
     "streams": System(
         "Kafka Streams, repartition", "exactly once, drops", f"exactly_once_v2, {_STREAMS}",

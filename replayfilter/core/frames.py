@@ -1,7 +1,8 @@
 """Frames: what a shard must know of some chunks of records to decide those that are its own.
 
 A chunk is a stretch of consecutive records of one input partition. Each of its records is decided by one
-shard, but the records of all shards move marks and the latest point. Chunks are therefore cut into one
+shard, the one of its digest or of its input partition, but the records of all shards move marks and the
+latest point. Chunks are therefore cut into one
 frame per shard, which has the shard's own rows and as few rows of other shards as possible. Chunks that were
 read together, of many input partitions, share a frame, because work per frame costs more than work per row.
 Each chunk is a *part* of the frame, and what follows holds for each part by itself.
@@ -188,6 +189,7 @@ def cut_frames(
     rows: NDArray[np.uint32],
     future: NDArray[np.bool_] | None,
     shards: int,
+    chunk_shards: Sequence[int] | None = None,
     expiry_order: bool = False,
     input_offset: NDArray[np.int64] | None = None,
     observations: Mapping[int, Observation] | None = None,
@@ -198,6 +200,8 @@ def cut_frames(
     - ``rows`` uint32[n]: the rows' indexes in their chunk. All arrays below have this length.
     - ``stamps``: None if replays are not filtered. ``expiry`` int64[n]. ``digests`` uint64[n, 2]: (hi, lo).
     - ``future`` bool[n]: rows in the future; None if there are none.
+    - ``chunk_shards``, of length c: the shard that decides all rows of each chunk; None if the digest says
+      which shard decides a row.
     - ``expiry_order``: whether the order of the expiry keys matters.
     - ``input_offset`` int64[n]: None unless first records are remembered.
     - ``observations``: by index of the chunk; they go to every shard.
@@ -223,13 +227,19 @@ def cut_frames(
         flags[future] |= FUTURE
         weight = np.where(future, np.iinfo(np.int64).min, expiry)
     rank = np.unique(weight, return_inverse=True)[1].astype(np.int64, copy=False)
-    repeated = _repeats(sources, chunk, weight) if expiry_order else None
+    implied_everywhere = None  # where what a row implies is the same for all shards
+    if expiry_order:
+        implied_everywhere = _repeats(sources, chunk, weight)
+    elif chunk_shards is not None and shards > 1:
+        implied_everywhere = _implied(sources, chunk, np.zeros(len(rows), np.bool_), rank)
     hi, lo = digests[:, 0], digests[:, 1]
-    shard = lo % np.uint64(shards)
+    shard = lo % np.uint64(shards) if chunk_shards is None else np.array(chunk_shards, np.uint64)[chunk]
     frames = []
     for number in range(shards):
         own = shard == number
-        implied = _implied(sources, chunk, own, rank) if repeated is None else repeated
+        implied = implied_everywhere
+        if implied is None:
+            implied = _implied(sources, chunk, own, rank)
         kept = np.flatnonzero(own | ~implied | ((flags & (FIRST | JUMP)) != 0) | carriers)
         frames.append(
             Frame(

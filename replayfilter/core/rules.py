@@ -20,6 +20,13 @@ class Match(StrEnum):
     BUCKET = "bucket"  # accepted in the same bucket
 
 
+class Scope(StrEnum):
+    """Where a key is the same key; the values are those of the config."""
+
+    INPUT = "input"  # in all input partitions
+    PARTITION = "partition"  # in its own input partition only
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How a service decides.
@@ -27,7 +34,7 @@ class Rules:
     - ``replay``: whether replays are dropped. ``mark_ttl_us``: microseconds until an idle mark is forgotten.
       ``max_sources``: with more sources than this nothing is decided.
     - ``dedup``: whether records expire and are compared with earlier ones.
-    - ``clock``, ``match``, ``unit``: as in the config.
+    - ``clock``, ``scope``, ``match``, ``unit``: as in the config.
     - ``period``: how far behind the latest point a record is expired; with clock ``categorical`` the number
       of earlier categories that are still open. ``span``: the width of a bucket.
     - ``max_jump``: the largest step of the latest point, None for any; clock ``ordered`` only.
@@ -47,11 +54,17 @@ class Rules:
     max_jump: int | None = None
     remember_first: bool = False
     watermark: WatermarkRules | None = None
+    scope: Scope = Scope.INPUT
 
     @property
     def checks_future(self) -> bool:
         """Whether a record can be too far ahead of the batch time."""
         return self.dedup and self.clock.reads_time
+
+    @property
+    def shards_by_partition(self) -> bool:
+        """Whether all records of an input partition belong to one shard, and not each by its key."""
+        return not self.dedup or self.scope is Scope.PARTITION
 
     @property
     def searches_all_buckets(self) -> bool:

@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import UNKNOWN, future_threshold
+from replayfilter.core.digest import partition_salt
 from replayfilter.core.frames import ChunkId, Cut, cut_frames
 from replayfilter.core.replay.stamp_audit import unlikely
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Scope
 from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamps, stamps_from_wire
 from replayfilter.core.watermark.carried import (
     SERVICE_HEADER,
@@ -144,15 +146,17 @@ class _Decoder:
         observations = None
         if self.settings.rules.watermark is not None:
             observations = self._observations(extraction, self._carried(rows, stamps, future))
+        chunk_of_rows = self._chunk_of(rows)
         cut = cut_frames(
             self.ids,
             np.searchsorted(rows, self.ends),
             stamps=stamps if self.settings.rules.replay else None,
             expiry=expiry,
-            digests=self._digests(extraction, rows),
-            rows=(rows - self.starts[self._chunk_of(rows)]).astype(np.uint32),
+            digests=self._digests(extraction, rows, chunk_of_rows),
+            rows=(rows - self.starts[chunk_of_rows]).astype(np.uint32),
             future=future,
             shards=self.settings.shards,
+            chunk_shards=self._chunk_shards(),
             expiry_order=self.settings.rules.needs_expiry_order,
             input_offset=self.offsets[rows] if self.settings.rules.remember_first else None,
             observations=observations,
@@ -245,12 +249,22 @@ class _Decoder:
         starts = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
         return pa.ListArray.from_arrays(starts, pa.StructArray.from_arrays(columns, ["key", "value"]))
 
-    def _digests(self, extraction: Extraction, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        if self.settings.rules.dedup:
-            return extraction.digests[rows]
-        # Without keys any shard may decide a record; one shard per chunk needs the fewest witnesses.
-        shards = [assigned_index(id_.topic, id_.partition, self.settings.shards) for id_ in self.ids]
-        return np.repeat(np.array(shards, np.uint64)[self._chunk_of(rows)], 2).reshape(-1, 2)
+    def _digests(
+        self, extraction: Extraction, rows: NDArray[np.intp], chunk_of_rows: NDArray[np.intp]
+    ) -> NDArray[np.uint64]:
+        if not self.settings.rules.dedup:
+            return np.zeros((len(rows), 2), np.uint64)
+        digests = extraction.digests[rows]
+        if self.settings.rules.scope is Scope.PARTITION:
+            salts = [partition_salt(id_.topic, id_.partition) for id_ in self.ids]
+            digests ^= np.array(salts, np.uint64)[chunk_of_rows]
+        return digests
+
+    def _chunk_shards(self) -> list[int] | None:
+        """The shard of each chunk where one shard decides all of it. This needs the fewest witnesses."""
+        if not self.settings.rules.shards_by_partition:
+            return None
+        return [assigned_index(id_.topic, id_.partition, self.settings.shards) for id_ in self.ids]
 
     def _stamps(self) -> Stamps | None:
         if self.settings.stamp == "none":

@@ -15,7 +15,7 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules
+from replayfilter.core.rules import Match, Rules, Scope
 from tests.support.core_run import CoreRun
 from tests.support.reference import Model, Position, Record
 from tests.support.streams import Batch, Stream
@@ -32,6 +32,7 @@ Case = tuple[Rules, Rows, str]
 
 TUPLE = Rules(period=10, span=3)  # the span does not divide the period
 BUCKET = Rules(period=10, span=5, match=Match.BUCKET)
+WITHIN = Rules(period=10, span=3, scope=Scope.PARTITION)
 TUPLE_CASES: dict[str, Case] = {
     "the boundary expires": (TUPLE, [[(1, 20), (2, 10), (3, 11)]], "UXU"),
     "with period 0 every record expires": (Rules(period=0, span=1), [[(1, 5), (2, 6)]], "XX"),
@@ -51,6 +52,12 @@ TUPLE_CASES: dict[str, Case] = {
     "equal keys in one batch": (TUPLE, [[(1, 5), (1, 5), (1, 6)]], "UDD"),
     "equal keys in two partitions: the lower is first": (TUPLE, [[(1, 5, 1), (1, 5, 0)]], "DU"),
     "equal keys in two batches": (TUPLE, [[(1, 5, 1)], [(1, 5, 0)]], "U D"),
+    "within partitions: equal keys in two of them": (
+        WITHIN, [[(1, 5, 1), (1, 5, 0)], [(1, 5, 0), (1, 5, 2)]], "UU DU",
+    ),
+    "within partitions: the latest point is still that of all": (
+        WITHIN, [[(1, 100, 0), (2, 5, 1)], [(3, 90, 1), (4, 91, 1)]], "UU XU",
+    ),
     "equal times at a bucket's edges": (TUPLE, [[(1, 2), (1, 3), (2, 3), (2, 2)]], "UDUD"),
     "other partitions count from the next batch on": (
         TUPLE, [[(1, 100, 0), (2, 5, 1)], [(3, 90, 1), (4, 91, 1)]], "UU XU",

@@ -176,6 +176,12 @@ def no_witnesses(sources: Any, chunk: Any, own: Any, rank: Any) -> Any:
     return np.ones(len(own), np.bool_)
 
 
+def no_witnesses_of_other_partitions(
+    sources: Any, chunk: Any, own: Any, rank: Any, real: Any = frames._implied
+) -> Any:
+    return real(sources, chunk, own, rank) if own.any() else np.ones(len(own), np.bool_)
+
+
 def every_row_a_repeat(sources: Any, chunk: Any, expiry: Any) -> Any:
     return np.ones(len(expiry), np.bool_)
 
@@ -238,6 +244,10 @@ def upper_halves_only(self: Any, hi: Any, lo: Any, masks: Any) -> Any:
     return hits, at[hits], 0
 
 
+def one_salt_for_all(topic: str, partition: int) -> tuple[int, int]:
+    return 0, 0
+
+
 def lenient_threshold(time_us: int, max_future_us: int, unit: str) -> int:
     return units.future_threshold(time_us, max_future_us, unit) + 1
 
@@ -252,6 +262,8 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("extremes", batch_clock, "aged", aged_wrapping),
     ("plain", batch_clock, "latest_points", points_of_the_chunk_alone),
     ("plain", frames, "_implied", no_witnesses),
+    ("plain", frames, "_implied", no_witnesses_of_other_partitions),
+    ("plain", core_run, "partition_salt", one_salt_for_all),
     ("ordered", frames, "_repeats", every_row_a_repeat),
     ("categorical", frames, "_repeats", every_row_a_repeat),
     ("ordered", batch_clock, "find_jumps", jumps_by_all_before),

@@ -18,14 +18,16 @@ from hypothesis.errors import NoSuchExample
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import future_threshold
+from replayfilter.core.digest import partition_salt
 from replayfilter.core.frames import ChunkId, Frame, cut_frames
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.key_run import Run, with_bloom
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.routing import FirstSeen, Route, RoutedBatch, route_batch
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import Rules, Scope
 from replayfilter.core.stamp import Stamp, parse_stamps
 from replayfilter.core.state import ShardState
-from tests.support.reference import Decision, Model, Position, Record
+from tests.support.reference import Decision, Key, Model, Position, Record
 from tests.support.streams import Batch, Stream, digest
 
 
@@ -76,6 +78,7 @@ class CoreRun:
                 np.cumsum([len(records) for records in good]),
                 **self._columns(together, batch.facts.time_us),
                 shards=len(self.states),
+                chunk_shards=self._chunk_shards(together),
                 expiry_order=self.rules.needs_expiry_order,
             )
             given = list(chain.from_iterable(good))
@@ -120,7 +123,7 @@ class CoreRun:
         """The arguments of ``cut_frames`` for chunks: the records that are not broken, column by column."""
         good = [(row, record) for chunk in chunks for row, record in enumerate(chunk) if not record.broken]
         expiry = np.array([record.expiry for _, record in good], np.int64)
-        digests = [digest(self.digest_kind, record.key) for _, record in good]
+        digests = [self._digest(record) for _, record in good]
         future = None
         if self.max_future_us is not None and self.rules.clock.expires:
             future = expiry > future_threshold(time_us, self.max_future_us, self.rules.unit)
@@ -134,6 +137,16 @@ class CoreRun:
             if self.rules.remember_first
             else None,
         }
+
+    def _chunk_shards(self, chunks: list[list[Record]]) -> list[int] | None:
+        if not self.rules.shards_by_partition:
+            return None
+        firsts = (chunk[0].position for chunk in chunks)
+        return [(ord(first.topic) + first.partition) % len(self.states) for first in firsts]
+
+    def _digest(self, record: Record) -> tuple[int, int]:
+        within = record.position[:2] if self.rules.scope is Scope.PARTITION else None
+        return salted(digest(self.digest_kind, record.key), within)
 
     def remembered(self) -> set[tuple[int, int, int | None, int | None]]:
         """(hi, lo, bucket, largest expiry key) of all dedup keys; None for what the state doesn't have."""
@@ -225,7 +238,7 @@ def _compare_states(where: str, core: CoreRun, model: Model) -> None:
 
 
 def _remembered(core: CoreRun, model: Model) -> set[tuple[int, int, int | None, int | None]]:
-    newest: dict[tuple[int, int | None], int] = {}
+    newest: dict[tuple[Key, int | None], int] = {}
     clock = core.rules.clock
     for key, expiries in model.accepted.items():
         for expiry in expiries:
@@ -235,9 +248,15 @@ def _remembered(core: CoreRun, model: Model) -> set[tuple[int, int, int | None, 
             newest[key, bucket] = max(expiry, newest.get((key, bucket), expiry))
     aged = core.rules.keeps_ages
     return {
-        (*digest(core.digest_kind, key), bucket, expiry if aged else None)
-        for (key, bucket), expiry in newest.items()
+        (*salted(digest(core.digest_kind, key), within), bucket, expiry if aged else None)
+        for ((key, within), bucket), expiry in newest.items()
     }
+
+
+def salted(of_key: tuple[int, int], within: InputPartition | None) -> tuple[int, int]:
+    """The digest of a key that counts only within an input partition, None for all."""
+    salt = partition_salt(*within) if within is not None else (0, 0)
+    return of_key[0] ^ salt[0], of_key[1] ^ salt[1]
 
 
 def _marks(marks: Marks) -> dict[tuple[int, int], tuple[int, int, int, bool]]:

@@ -17,10 +17,11 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules
+from replayfilter.core.rules import Match, Rules, Scope
 
 HOUR_US = 3600 * 10**6
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+Key = tuple[int, InputPartition | None]  # a dedup key, and the only input partition in which it counts
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "iso8601": 10**3}
 
 
@@ -100,8 +101,8 @@ class Model:
         self.time_us: int | None = None  # of the last batch
         self.mark_time_us = 0
         self.categories: dict[InputPartition, list[int]] = {}  # in the order in which they first appeared
-        self.accepted: dict[int, list[int]] = {}  # dedup key -> expiry keys of the unique records
-        self.firsts: dict[tuple[int, int], Position] = {}  # (dedup key, expiry key) -> the accepted record
+        self.accepted: dict[Key, list[int]] = {}  # dedup key -> expiry keys of the unique records
+        self.firsts: dict[tuple[Key, int], Position] = {}  # (dedup key, expiry key) -> the accepted record
         self.forgotten_marks = 0  # in the last batch
         self.gaps = 0  # in the last batch
 
@@ -162,11 +163,11 @@ class Model:
         first = self._first_accepted(record, view.latest)
         if first is not None:
             why = f"key accepted with expiry key {first}, latest {view.latest}"
-            return Decision(Route.DUPLICATE, why, self.firsts[record.key, first])
-        before = self.accepted.setdefault(record.key, [])
+            return Decision(Route.DUPLICATE, why, self.firsts[self._key(record), first])
+        before = self.accepted.setdefault(self._key(record), [])
         why = f"age {age}, latest {view.latest}, accepted before: {before}"
         before.append(record.expiry)
-        self.firsts[record.key, record.expiry] = record.position
+        self.firsts[self._key(record), record.expiry] = record.position
         return Decision(Route.UNIQUE, why)
 
     def _pass_mark(self, record: Record, view: View) -> int | None:
@@ -201,7 +202,7 @@ class Model:
 
     def _first_accepted(self, record: Record, latest: int | None) -> int | None:
         """The expiry key of the newest unique record that makes this one its duplicate."""
-        for accepted in sorted(self.accepted.get(record.key, []), reverse=True):
+        for accepted in sorted(self.accepted.get(self._key(record), []), reverse=True):
             if self.rules.clock is Clock.NONE:
                 return accepted
             if self.rules.match is Match.BUCKET:
@@ -210,6 +211,9 @@ class Model:
             elif self._is_within_period(accepted, latest):
                 return accepted
         return None
+
+    def _key(self, record: Record) -> Key:
+        return record.key, _partition(record) if self.rules.scope is Scope.PARTITION else None
 
     def _is_within_period(self, accepted: int, latest: int | None) -> bool:
         if self.rules.clock is Clock.CATEGORICAL:

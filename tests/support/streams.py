@@ -13,7 +13,7 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.rules import Match, Rules
+from replayfilter.core.rules import Match, Rules, Scope
 from tests.support.reference import UNIT_NS, Position, Record, Source
 
 ORDERS = ("ordered", "categorical")  # profiles in which the order of the expiry keys matters
@@ -159,6 +159,7 @@ class _Maker:
             unit=self.unit,
             max_jump=random.choice((None, 0, 1, 8, 25)) if profile == "ordered" else None,
             remember_first=random.random() < 0.3,
+            scope=Scope.PARTITION if self.seed % 3 == 0 else Scope.INPUT,
         )
 
     def make_max_future(self) -> int | None:

@@ -103,6 +103,13 @@ class Dedup(Section):
         "seen in the same bucket. That is faster, and exact if equal keys always have equal expiry keys.",
         ["bucket"],
     )
+    scope: Literal["input", "partition"] = setting(
+        "input",
+        "Where equal keys make duplicates. `input`: in all input partitions together. `partition`: only "
+        "within an input partition, which is faster, and exact if equal keys always come in the same "
+        "partition. Part of the state: it can't be changed for an existing checkpoint.",
+        ["partition"],
+    )
     max_future: Duration = setting(
         600 * 10**6,
         "A record further ahead of the wall clock than this goes to the error topic with the reason "

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.rules import Match
+from replayfilter.core.rules import Match, Scope
 from replayfilter.errors import CheckpointError
 from replayfilter.service.config.model import Config
 from replayfilter.spark.batch_range import CONNECTOR_FIRST_OFFSETS, BatchEnd, last_line
@@ -109,6 +109,7 @@ class Identity:
     cluster_id: str
     topic_ids: dict[str, str]
     remember_first: bool = False
+    scope: str = Scope.INPUT.value
     version: int = FORMAT
 
     def to_bytes(self) -> bytes:
@@ -121,7 +122,7 @@ class Identity:
         """Parse an identity file. Raises CheckpointError if it is damaged or has an unknown format."""
         remedy = "use the version of replayfilter that wrote it, or another service.checkpoint"
         try:
-            values = json.loads(content)
+            values = _ADDED | json.loads(content)
             if values["version"] != FORMAT:
                 raise CheckpointError(
                     f"{IDENTITY} has format {values['version']}, this version reads {FORMAT}; {remedy}"
@@ -135,6 +136,9 @@ class Identity:
 # Identity files keep the field names of the first version that wrote them.
 _STORED_NAMES = {"remember_first": "remember_origin"}
 
+# The values that identity files have which were written before their fields were added.
+_ADDED = {"scope": Scope.INPUT.value}
+
 # The config key of each field, for messages.
 _CONFIG_KEYS = {
     "service": "service.name",
@@ -146,6 +150,7 @@ _CONFIG_KEYS = {
     "clock": "dedup.clock",
     "span": "dedup.bucket_span (in units of the expiry key)",
     "match": "dedup.match",
+    "scope": "dedup.scope",
     "remember_first": "dedup.remember_first",
     "shards": "service.shards",
     "lanes": "service.shards",
@@ -179,6 +184,7 @@ def identity_of(
         cluster_id=cluster_id,
         topic_ids=dict(topic_ids),
         remember_first=dedup.enabled and dedup.remember_first,
+        scope=dedup.scope if dedup.enabled else Scope.INPUT.value,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules
+from replayfilter.core.rules import Match, Rules, Scope
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.kafka.admin import Topic
@@ -71,6 +71,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             period=config.period_units,
             span=identity.span,
             match=Match(identity.match),
+            scope=Scope(identity.scope),
             unit=config.length_unit,
             max_jump=dedup.max_jump,
             remember_first=identity.remember_first,

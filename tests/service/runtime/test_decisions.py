@@ -12,7 +12,7 @@ import pytest
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import Rules, Scope
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.errors import CheckpointError, RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
@@ -86,6 +86,7 @@ DECIDING = {
     "replay.enabled": with_rules(replay=False),
     "watermark.enabled": with_rules(watermark=None),
     "clock": with_rules(clock=Clock.SYSTEM),
+    "scope": with_rules(scope=Scope.PARTITION),
     "stamp": replace(SETTINGS, stamp="header"),
     "on_invalid": replace(SETTINGS, on_invalid="error"),
     "max_future": replace(SETTINGS, max_future_us=1),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from replayfilter.service.runtime.checkpoint import Identity
+from dataclasses import replace
 
-# Written by a version in which the last field but one was called ``remember_origin`` in the code too.
+from replayfilter.service.runtime.checkpoint import Identity, differences
+
+# Written by a version in which ``remember_first`` was called ``remember_origin`` in the code too, and which
+# had no ``scope``.
 STORED = b"""{
   "service": "orders",
   "shards": 4,
@@ -50,5 +53,16 @@ def test_a_file_written_by_an_earlier_version_is_read() -> None:
     assert Identity.from_bytes(STORED) == IDENTITY
 
 
-def test_the_bytes_written_are_those_of_earlier_versions() -> None:
-    assert IDENTITY.to_bytes() == STORED
+def test_the_bytes_written_are_those_of_earlier_versions_with_the_scope() -> None:
+    assert IDENTITY.to_bytes() == STORED.replace(b'  "version"', b'  "scope": "input",\n  "version"')
+    assert Identity.from_bytes(IDENTITY.to_bytes()) == IDENTITY
+
+
+def test_the_scope_belongs_to_the_state() -> None:
+    within = replace(IDENTITY, scope="partition")
+    assert Identity.from_bytes(within.to_bytes()) == within
+    (message,) = differences(IDENTITY, within)
+    assert message == (
+        'dedup.scope: the checkpoint was created with "input", but the config says "partition"; set it back, '
+        "or set a new service.name and service.checkpoint to start with an empty state"
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules
+from replayfilter.core.rules import Match, Rules, Scope
 from replayfilter.core.stamp import producer_id
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Topic
@@ -48,7 +49,7 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
         input={"stamp": "header", "starting": "latest", "format": "raw"},
         replay={"mark_ttl": "1s", "max_sources": 9, "on_invalid": "error", "topic": "replays"},
         dedup={"key": ["@key"], "expiry_key": "@timestamp", "unit": "us", "clock": "system",
-               "match": "bucket",
+               "match": "bucket", "scope": "partition",
                "period": "2ms", "bucket_span": "1ms", "max_future": "5us"},
         output={"key": "preserve"},
     )  # fmt: skip
@@ -59,7 +60,8 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
     assert (plan.stamp, plan.starting) == ("header", "latest")
     assert (plan.on_invalid, plan.output_key) == ("error", "preserve")
     assert plan.keys == KeySpec("raw", ("@key",), "@timestamp", "us")
-    assert plan.rules == Rules(True, 1_000_000, 9, True, Clock.SYSTEM, 2_000, 1_000, Match.BUCKET, "us")
+    rules = Rules(True, 1_000_000, 9, True, Clock.SYSTEM, 2_000, 1_000, Match.BUCKET, "us")
+    assert plan.rules == replace(rules, scope=Scope.PARTITION)
     assert plan.max_future_us == 5
     assert plan.outputs[Route.REPLAY] == Output("replays", 5)
 

@@ -191,6 +191,7 @@ def test_a_restart_has_no_errors(deployment: Deployment) -> None:
         ({"dedup": {"key": ["id", "shop"]}}, "dedup.key"),
         ({"dedup": {"expiry_key": "time"}}, "dedup.expiry_key"),
         ({"dedup": {"bucket_span": "1m"}}, "dedup.bucket_span"),
+        ({"dedup": {"scope": "partition"}}, "dedup.scope"),
         ({"dedup": {"match": "bucket"}}, "dedup.match"),
         ({"dedup": {"clock": "system"}}, "dedup.clock"),
         ({"service": {"shards": 3}}, "service.shards"),
