@@ -19,8 +19,7 @@ from replayfilter.core.clock.categories import Categories
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.expiry import aged, find_jumps, latest_points
 from replayfilter.core.clock.units import UNKNOWN, time_in_unit
-from replayfilter.core.frames import FramePart
-from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.part_groups import PartGroup, Parts
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
 
@@ -36,33 +35,45 @@ class Ages(NamedTuple):
 class BatchClock:
     """What time it is for each row of a batch, and what has expired.
 
-    Give it the parts of frames in the order of decision. ``latest``: the latest point after all parts so far;
+    Give it the groups of ``parts``. ``latest``: the latest point after all groups so far.
     ``categories``: with clock ``categorical`` only.
     """
 
-    def __init__(self, rules: Rules, state: ShardState, low: int, believed_us: int) -> None:
+    def __init__(self, rules: Rules, state: ShardState, parts: Parts, low: int, believed_us: int) -> None:
         self.rules = rules
-        self._start = _latest_before(rules, state.latest, low, believed_us)
-        self.latest = self._carry = self._start
+        self._start = self.latest = _latest_before(rules, state.latest, low, believed_us)
+        self._inputs = parts.inputs
+        self._points = np.full(len(parts.inputs), self._start)  # the latest point of each input partition
         self.categories = Categories(state.categories) if rules.clock is Clock.CATEGORICAL else None
-        self._partition: InputPartition | None = None
 
-    def check(self, part: FramePart, passed: NDArray[np.bool_]) -> Ages:
-        """The ages of a part's rows; ``passed`` bool[n]: those that are neither replay nor future."""
-        if self._partition != (part.topic, part.partition):
-            self._partition, self._carry = (part.topic, part.partition), self._start
+    def check(self, group: PartGroup, passed: NDArray[np.bool_]) -> Ages:
+        """The ages of a group's rows; ``passed`` bool[n]: those that are neither replay nor future."""
         rules, nothing = self.rules, np.zeros(len(passed), np.bool_)
         if self.categories is not None:
-            closed = self.categories.advance(part.topic, part.partition, part.expiry, passed, rules.period)
-            return Ages(part.expiry, closed, nothing)
+            return Ages(group.expiry, self._closed(self.categories, group, passed), nothing)
         advances = passed if rules.clock.moved_by_records else nothing
         jumps = nothing
+        before = self._points[group.inputs]
         if rules.max_jump is not None:
-            jumps = find_jumps(self._carry, part.expiry, advances, rules.max_jump)
-        points, self._carry = latest_points(self._carry, part.expiry, advances & ~jumps)
-        self.latest = max(self.latest, self._carry)
-        expired = aged(points, part.expiry, rules.period) if rules.clock.expires else nothing
+            limit, given = rules.max_jump, zip(before.tolist(), group.slices(), strict=True)
+            found = [find_jumps(at, group.expiry[own], advances[own], limit) for at, own in given]
+            jumps = np.concatenate([nothing[:0], *found])
+        points, after = latest_points(before, group.expiry, advances & ~jumps, group.row_ends)
+        self._points[group.inputs] = after
+        self.latest = max(self.latest, int(after.max(initial=self.latest)))
+        expired = aged(points, group.expiry, rules.period) if rules.clock.expires else nothing
         return Ages(points, expired, jumps)
+
+    def _closed(
+        self, categories: Categories, group: PartGroup, passed: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """bool[n]: the rows whose category is closed."""
+        closed = np.zeros(len(passed), np.bool_)
+        for at, own in zip(group.inputs.tolist(), group.slices(), strict=True):
+            topic, partition = self._inputs[at]
+            names, counts = group.expiry[own], passed[own]
+            closed[own] = categories.advance(topic, partition, names, counts, self.rules.period)
+        return closed
 
     def evict_before(self, buckets: Buckets) -> None:
         """Drop the buckets that were expired before the batch: the period may be shorter than it was."""

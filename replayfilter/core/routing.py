@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,9 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.buckets import Buckets, RunStore
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.dedup import Candidates, find_duplicates
-from replayfilter.core.frames import FUTURE, OWN, Frame, FramePart
+from replayfilter.core.frames import FUTURE, OWN, Frame
 from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.part_groups import Parts
 from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import Rules
 from replayfilter.core.state import ShardState
@@ -99,45 +101,47 @@ def route_batch(
 
     ``state`` is not changed; runs are written to ``store`` and dropped from it.
     """
-    parts = (part for frame in frames for part in frame.parts())
-    ordered = sorted(parts, key=lambda part: (part.topic, part.partition, part.first))
+    parts = Parts(frames)
     state = state.at(facts.time_us)
-    marks = BatchMarks(ordered, partial(state.marks.find, store=store), state.mark_time_us)
+    marks = BatchMarks(parts, partial(state.marks.find, store=store), state.mark_time_us)
     watermark = state.watermark or WatermarkState()
-    clock = BatchClock(rules, state, watermark.low, facts.believed_us)
-    partitions = list(state.partitions)
-    routes, candidates, observed = _check_parts(ordered, clock, marks, partitions)
+    clock = BatchClock(rules, state, parts, watermark.low, facts.believed_us)
+    own, observed = _check_groups(parts, clock, marks)
+    partitions = state.partitions
+    if rules.remember_first:
+        partitions = tuple(dict.fromkeys([*partitions, *parts.inputs]))
+    first_seen = None
     buckets = Buckets(rules, store, {bucket: list(entries) for bucket, entries in state.runs.items()})
     if rules.dedup:
         clock.evict_before(buckets)
-        routes = _decide_duplicates(routes, candidates, buckets, tuple(partitions))
+        first_seen = _decide_duplicates(own, buckets, parts, partitions)
         clock.evict_after(buckets)
     seen = kept = state.marks.with_changed(marks.result(), marks.before, store)
     if facts.caught_up:
         kept = seen.without_idle(state.mark_time_us, rules.mark_ttl_us, store)
     if kept.sources > max(rules.max_sources, state.marks.sources):
         kept = kept.compacted(store)
-        _check_sources(kept.sources, rules.max_sources, ordered)
+        _check_sources(kept.sources, rules.max_sources, parts)
     state_after = replace(
         state,
         latest=clock.latest,
         marks=kept,
         runs=buckets.entries,
         categories=clock.categories.columns() if clock.categories is not None else None,
-        partitions=tuple(partitions),
+        partitions=partitions,
     )
     if rules.watermark is not None:
         watermark_after = watermark.after(observed, rules.watermark, facts.believed_us)
         state_after = replace(state_after, watermark=watermark_after)
     stats = _stats_of(state_after, buckets)
     stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}
-    return RoutedBatch([each for each in routes if len(each.rows)], state_after, stats, watermark.low)
+    return RoutedBatch(_routes_of(own, parts, first_seen), state_after, stats, watermark.low)
 
 
-def _check_sources(sources: int, most: int, parts: list[FramePart]) -> None:
+def _check_sources(sources: int, most: int, parts: Parts) -> None:
     """Raise StampError if there are too many sources, before anything of the batch is delivered."""
     if sources > most:
-        topics = ", ".join(sorted({part.topic for part in parts}))
+        topics = ", ".join(sorted({topic for topic, _ in parts.inputs}))
         raise StampError(
             f"replay.max_sources = {most}: with this batch there would be {sources} sources in {topics}; "
             "if these are keys of 20 bytes and no stamps, such as SHA-1, records with equal keys would be "
@@ -147,49 +151,72 @@ def _check_sources(sources: int, most: int, parts: list[FramePart]) -> None:
         )
 
 
-def _check_parts(
-    parts: list[FramePart], clock: BatchClock, marks: BatchMarks, partitions: list[InputPartition]
-) -> tuple[list[Routes], list[Candidates], list[tuple[InputPartition, Observation]]]:
-    """Steps 2 to 4 for every part of a frame, and what is observed.
+class _OwnRows(NamedTuple):
+    """The shard's k own rows of p parts, and what was found out about them so far.
+
+    ``parts`` intp[p]: the parts' numbers in the order of decision; ``sizes`` int64[p]: their own rows.
+    ``rows``: indexes in the chunk. ``latest``: latest points. The other columns are as in a frame.
+    """
+
+    parts: NDArray[np.intp]
+    sizes: NDArray[np.int64]
+    rows: NDArray[np.uint32]
+    codes: NDArray[np.uint8]
+    latest: NDArray[np.int64]
+    expiry: NDArray[np.int64]
+    hi: NDArray[np.uint64]
+    lo: NDArray[np.uint64]
+    input_offset: NDArray[np.int64]
+
+    @classmethod
+    def in_order(cls, groups: list[_OwnRows]) -> _OwnRows:
+        """The own rows of all groups, in the order of decision."""
+        joined = cls(*map(np.concatenate, zip(*groups, strict=True)))
+        if (np.diff(joined.parts) > 0).all():
+            return joined
+        order = np.argsort(joined.parts)
+        sizes = joined.sizes[order]
+        starts = (np.cumsum(joined.sizes) - joined.sizes)[order]
+        rows = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(joined.rows))
+        columns: Any = (column[rows] if len(column) else column for column in joined[2:])
+        return cls(joined.parts[order], sizes, *columns)
+
+
+def _check_groups(
+    parts: Parts, clock: BatchClock, marks: BatchMarks
+) -> tuple[_OwnRows, list[tuple[InputPartition, Observation]]]:
+    """Steps 2 to 4 for all parts: the own rows, and what is observed, in the order of decision.
 
     All other rows are UNIQUE for now, and candidates for step 5.
-
-    Input partitions whose records may be remembered as first are added to ``partitions``.
     """
     rules = clock.rules
-    routes: list[Routes] = []
-    candidates: list[Candidates] = []
-    observed: list[tuple[InputPartition, Observation]] = []
-    for number, part in enumerate(parts):
-        replay = marks.replays(number, part)
-        future = (part.flags & FUTURE) != 0
-        ages = clock.check(part, ~(replay | future))
+    own_rows: list[_OwnRows] = []
+    observed: dict[int, tuple[InputPartition, Observation]] = {}
+    for group in parts.groups():
+        replay = marks.replays(group)
+        future = (group.flags & FUTURE) != 0
+        ages = clock.check(group, ~(replay | future))
         steps = [(replay, Route.REPLAY)]
         if rules.dedup:
             steps += [(future, Route.FUTURE), (ages.jumps, Route.JUMP), (ages.expired, Route.EXPIRED)]
-        decided = _first_that_applies(steps)
-        if part.observation is not None:
-            counting = part.row[(decided == Route.UNIQUE) | (decided == Route.EXPIRED)]
-            observed.append(((part.topic, part.partition), part.observation.counting(counting)))
-        own = (part.flags & OWN) != 0
-        codes = decided[own]
-        open_ = codes == Route.UNIQUE
-        input_index, input_offset = 0, part.input_offset
-        if rules.remember_first:
-            input_index = _index_of((part.topic, part.partition), partitions)
-            input_offset = input_offset[open_]
-        candidates.append(
-            Candidates(
-                hi=part.hi[open_],
-                lo=part.lo[open_],
-                expiry=part.expiry[own][open_],
-                latest=ages.latest[own][open_],
-                input_index=np.full(len(input_offset), input_index, np.uint32),
-                input_offset=input_offset,
-            )
-        )
-        routes.append(Routes(part.topic, part.partition, part.first, part.row[own], codes))
-    return routes, candidates, observed
+        codes = _first_that_applies(steps)
+        counts = (codes == Route.UNIQUE) | (codes == Route.EXPIRED)
+        for part, rows, seen in zip(group.parts.tolist(), group.slices(), group.observations, strict=True):
+            if seen is not None:
+                counting = group.row[rows][counts[rows]]
+                observed[part] = parts.chunks[part][:2], seen.counting(counting)
+        own = (group.flags & OWN) != 0
+        sizes = np.diff(group.own_ends, prepend=0)
+        columns = (group.row[own], codes[own], ages.latest[own], group.expiry[own])
+        offsets = group.input_offset if rules.remember_first else group.input_offset[:0]
+        own_rows.append(_OwnRows(group.parts, sizes, *columns, group.hi, group.lo, offsets))
+    return _OwnRows.in_order(own_rows or [_NO_ROWS]), [observed[part] for part in sorted(observed)]
+
+
+_NO_ROWS = _OwnRows(
+    *(np.zeros(0, dtype) for dtype in (np.intp, np.int64, np.uint32, np.uint8, *[np.int64] * 2)),
+    *(np.zeros(0, dtype) for dtype in (np.uint64, np.uint64, np.int64)),
+)  # fmt: skip
 
 
 def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray[np.uint8]:
@@ -202,33 +229,44 @@ def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray
 
 
 def _decide_duplicates(
-    routes: list[Routes],
-    candidates: list[Candidates],
-    buckets: Buckets,
-    partitions: tuple[InputPartition, ...],
-) -> list[Routes]:
-    """Steps 5 and 6: the routes with DUPLICATE where it applies; the keys of the others are remembered."""
-    if not candidates:
-        return routes
-    found = find_duplicates(Candidates.joined(candidates), buckets)
-    decided, start = [], 0
-    for part, own in zip(routes, candidates, strict=True):
-        end = start + len(own.hi)
-        open_ = np.flatnonzero(part.codes == Route.UNIQUE)
-        repeats = np.flatnonzero(found.duplicate[start:end])
-        part.codes[open_[repeats]] = Route.DUPLICATE
-        if buckets.rules.remember_first:
-            index, offset = found.first_index[start:end][repeats], found.first_offset[start:end][repeats]
-            part = replace(part, first_seen=FirstSeen(part.rows[open_[repeats]], index, offset, partitions))
-        decided.append(part)
-        start = end
-    return decided
+    own: _OwnRows, buckets: Buckets, parts: Parts, partitions: tuple[InputPartition, ...]
+) -> FirstSeen | None:
+    """Steps 5 and 6: DUPLICATE in the codes where it applies; the keys of the others are remembered.
+
+    Returns what the duplicates repeat, by their indexes among the own rows, if first records are remembered.
+    """
+    open_ = own.codes == Route.UNIQUE
+    index, offset = np.zeros(0, np.uint32), own.input_offset
+    if buckets.rules.remember_first:
+        known = {partition: number for number, partition in enumerate(partitions)}
+        of_part = np.array([known[chunk[:2]] for chunk in parts.chunks], np.uint32)
+        index, offset = np.repeat(of_part, own.sizes)[open_], offset[open_]
+    columns = (own.hi[open_], own.lo[open_], own.expiry[open_], own.latest[open_])
+    found = find_duplicates(Candidates(*columns, index, offset), buckets)
+    repeats = np.flatnonzero(open_)[found.duplicate]
+    own.codes[repeats] = Route.DUPLICATE
+    if not buckets.rules.remember_first:
+        return None
+    index, offset = found.first_index[found.duplicate], found.first_offset[found.duplicate]
+    return FirstSeen(repeats.astype(np.uint32), index, offset, partitions)
 
 
-def _index_of(partition: InputPartition, partitions: list[InputPartition]) -> int:
-    if partition not in partitions:
-        partitions.append(partition)
-    return partitions.index(partition)
+def _routes_of(own: _OwnRows, parts: Parts, seen: FirstSeen | None) -> list[Routes]:
+    """The routes of the parts that have own rows."""
+    found = []
+    ends = np.cumsum(own.sizes)
+    cuts = np.searchsorted(seen.rows, ends).tolist() if seen is not None else [0] * len(ends)
+    start = cut = 0
+    for chunk, end, cut_end in zip(parts.chunks, ends.tolist(), cuts, strict=True):
+        if end > start:
+            rows, first_seen = own.rows[start:end], None
+            if seen is not None:
+                repeats, here = rows[seen.rows[cut:cut_end] - start], slice(cut, cut_end)
+                index, offset = seen.input_index[here], seen.input_offset[here]
+                first_seen = FirstSeen(repeats, index, offset, seen.partitions)
+            found.append(Routes(*chunk, rows, own.codes[start:end], first_seen))
+        start, cut = end, cut_end
+    return found
 
 
 def _stats_of(state: ShardState, buckets: Buckets) -> dict[str, int]:

@@ -168,8 +168,13 @@ def aged_wrapping(latest: Any, keys: Any, period: int) -> Any:
     return latest - keys >= period
 
 
-def points_of_the_chunk_alone(latest: int, keys: Any, counts: Any) -> Any:
-    return expiry.latest_points(units.UNKNOWN, keys, counts)
+def points_of_the_chunk_alone(latest: Any, keys: Any, counts: Any, ends: Any) -> Any:
+    return expiry.latest_points(np.full_like(latest, units.UNKNOWN), keys, counts, ends)
+
+
+def points_of_the_first_partition(latest: Any, keys: Any, counts: Any, ends: Any) -> Any:
+    points, after = expiry.latest_points(latest[:1], keys, counts, ends[-1:])
+    return points, np.repeat(after, len(ends))
 
 
 def no_witnesses(sources: Any, chunk: Any, own: Any, rank: Any) -> Any:
@@ -187,7 +192,7 @@ def every_row_a_repeat(sources: Any, chunk: Any, expiry: Any) -> Any:
 
 
 def jumps_by_all_before(latest: int, keys: Any, counts: Any, max_jump: int) -> Any:
-    points, _ = expiry.latest_points(latest, keys, counts)
+    points, _ = expiry.latest_points(np.array([latest]), keys, counts, np.array([len(keys)]))
     before = np.concatenate([[latest], points])[:-1]
     return counts & (before != units.UNKNOWN) & (keys > before) & (keys - before > max_jump)
 
@@ -232,9 +237,12 @@ def latest_for_ever(rules: Any, latest: int, low: int, believed_us: int) -> int:
     return max(latest, units.time_in_unit(believed_us, rules.unit))
 
 
-def marks_across_partitions(self: Any, number: int, frame: Any, real: Any = marks.BatchMarks.replays) -> Any:
-    self._before, self._known_before = self._after.mark, self._known
-    return real(self, number, frame)
+def marks_across_partitions(self: Any, group: Any, real: Any = marks.BatchMarks.replays) -> Any:
+    found = real(self, group)
+    for source in np.unique(self._source):
+        same = self._source == source
+        self._mark[same], self._known[same] = self._mark[same].max(), self._known[same].any()
+    return found
 
 
 def upper_halves_only(self: Any, hi: Any, lo: Any, masks: Any) -> Any:
@@ -261,6 +269,7 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", dedup, "aged", aged_late),
     ("extremes", batch_clock, "aged", aged_wrapping),
     ("plain", batch_clock, "latest_points", points_of_the_chunk_alone),
+    ("plain", batch_clock, "latest_points", points_of_the_first_partition),
     ("plain", frames, "_implied", no_witnesses),
     ("plain", frames, "_implied", no_witnesses_of_other_partitions),
     ("plain", core_run, "partition_salt", one_salt_for_all),

@@ -112,7 +112,8 @@ def test_replays(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("match", Match)
 def test_expired(case: dict[str, Any], match: Match) -> None:
     keys, period = np.array(case["keys"]), case["period"]
-    points, latest = latest_points(-(2**63), keys, np.ones(len(keys), np.bool_))
+    before, ends = np.array([-(2**63)]), np.array([len(keys)])
+    points, (latest,) = latest_points(before, keys, np.ones(len(keys), np.bool_), ends)
     assert np.flatnonzero(aged(points, keys, period)).tolist() == case["expired"]
     assert latest == keys.max()
 

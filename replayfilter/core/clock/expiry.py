@@ -20,20 +20,32 @@ from replayfilter.core.clock.units import INT64_MIN, UNKNOWN
 
 
 def latest_points(
-    latest: int, expiry: NDArray[np.int64], advances: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], int]:
-    """The latest point at each of n records of one input partition, int64[n], and after all of them.
+    latest: NDArray[np.int64],
+    expiry: NDArray[np.int64],
+    advances: NDArray[np.bool_],
+    ends: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The latest point at each of n records, int64[n], and after all of them in each of p input partitions.
 
-    ``latest``: the latest point before them. ``advances`` bool[n]: the records that may advance it.
+    ``latest`` int64[p]: the latest points before them. ``advances`` bool[n]: the records that may advance it.
+    ``ends`` int64[p]: where the records of each input partition end.
 
-    >>> latest_points(0, np.array([10, 40, 20]), np.array([True, True, True]))
-    (array([10, 40, 40]), 40)
+    >>> keys, advances = np.array([10, 40, 20, 5, 3]), np.ones(5, np.bool_)
+    >>> latest_points(np.array([0, 4]), keys, advances, np.array([3, 5]))
+    (array([10, 40, 40,  5,  5]), array([40,  5]))
     """
-    if not len(expiry):
-        return np.zeros(0, np.int64), latest
-    points = np.maximum.accumulate(np.where(advances, expiry, np.int64(INT64_MIN)))
-    np.maximum(points, np.int64(latest), out=points)
-    return points, int(points[-1])
+    keys = np.where(advances, expiry, np.int64(INT64_MIN))
+    sizes = np.diff(ends, prepend=0)
+    if len(ends) == 1:
+        points = np.maximum.accumulate(keys)
+    else:  # a larger base for each input partition, so that its first record is above all before it
+        found, rank = np.unique(keys, return_inverse=True)
+        base = np.repeat(np.arange(len(ends)) * len(found), sizes)
+        points = found[np.maximum.accumulate(base + rank) - base]
+    np.maximum(points, np.repeat(latest, sizes), out=points)
+    after = latest.copy()
+    after[sizes > 0] = points[ends[sizes > 0] - 1]
+    return points, after
 
 
 def aged(latest: NDArray[np.int64], expiry: NDArray[np.int64], period: int) -> NDArray[np.bool_]:
@@ -57,8 +69,10 @@ def find_jumps(
     array([False,  True, False, False])
     """
     jumps = np.zeros(len(expiry), np.bool_)
-    points, _ = latest_points(latest, expiry, advances)
-    before = np.concatenate([[np.int64(latest)], points])[:-1]
+    before = np.concatenate([[np.int64(latest)], np.where(advances, expiry, np.int64(latest))[:-1]])[
+        : len(jumps)
+    ]
+    np.maximum.accumulate(before, out=before)
     # Unsigned differences can't overflow. In the usual case no record rises too far, and there is no loop.
     rise = expiry.view(np.uint64) - before.view(np.uint64)
     if not (advances & (expiry > before) & (before != UNKNOWN) & (rise > max_jump)).any():

@@ -22,16 +22,16 @@ the next, and it never goes back. So neither a downtime nor a wrong clock makes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.columns import Columns
-from replayfilter.core.frames import FIRST, JUMP, NO_SOURCE, FramePart
-from replayfilter.core.input_partition import InputPartition, partition_hash
+from replayfilter.core.frames import FIRST, JUMP, NO_SOURCE
+from replayfilter.core.input_partition import partition_hash
+from replayfilter.core.part_groups import PartGroup, Parts
 from replayfilter.core.stamp import Stamp, Stamps
 
 
@@ -141,7 +141,6 @@ _COLUMNS: tuple[tuple[str, str, type[np.generic]], ...] = (  # field, name in th
 )
 
 _SOURCE = np.dtype([("pid", np.int64), ("partition", np.int32)])
-_NO_SOURCES = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 
 class FoundMarks(NamedTuple):
@@ -164,64 +163,63 @@ Find = Callable[[NDArray[np.int64], NDArray[np.int32]], FoundMarks]
 class BatchMarks:
     """The marks of the batch's sources while it is decided.
 
-    Call :meth:`replays` for each part of the frames in the order (topic, partition, first), then
-    :meth:`result` for the marks after the batch. ``before``: what ``find`` gave, which is called
-    once. ``gaps``: the gaps so far.
+    Call :meth:`replays` for each group of ``parts``, then :meth:`result` for the marks after the batch.
+    ``before``: what ``find`` gave, which is called once. ``gaps``: the gaps so far.
     """
 
-    def __init__(self, parts: list[FramePart], find: Find, mark_time_us: int) -> None:
-        named = [_sources(part.pids, part.partitions) for part in parts]
-        sources, index = np.unique(np.concatenate([_sources(*_NO_SOURCES), *named]), return_inverse=True)
-        ends = np.cumsum([0, *map(len, named)])
-        self._part_sources = [index[a:b] for a, b in pairwise(ends)]
+    def __init__(self, parts: Parts, find: Find, mark_time_us: int) -> None:
+        pids, partitions, inputs = parts.sources
+        named = np.flatnonzero(inputs >= 0)
+        sources, index = np.unique(_sources(pids[named], partitions[named]), return_inverse=True)
         self.before = find(sources["pid"], sources["partition"])
-        self._after, self._known_before = self.before.marks, self.before.known
-        self._known = self._known_before.copy()
-        self._before = self._after.mark.copy()
         self._time = mark_time_us
-        self._partition: InputPartition | None = None
+        self._hashes = np.array([partition_hash(*each) for each in parts.inputs], np.int64)
+        # Input partitions don't see each other's records: each has a *view* of the marks of its sources.
+        # Views are sorted by source, and then by input partition.
+        views, view = np.unique(index * len(parts.inputs) + inputs[named], return_inverse=True)
+        self._view_of = np.full(len(pids), -1)
+        self._view_of[named] = view
+        self._source, self._input = np.divmod(views, max(1, len(parts.inputs)))
+        self._known = self.before.known[self._source]
+        self._mark = np.where(self._known, self.before.marks.mark[self._source], np.iinfo(np.int64).min)
+        self._gaps = np.zeros(len(views), np.int64)
         self.gaps = 0
 
-    def replays(self, number: int, part: FramePart) -> NDArray[np.bool_]:
-        """bool[n]: which rows of ``part`` are replays; ``number`` is its index among the parts."""
-        if self._partition != (part.topic, part.partition):
-            self._partition = (part.topic, part.partition)
-            self._input_hash = partition_hash(*self._partition)
-            self._carry, self._carry_known = self._before.copy(), self._known_before.copy()
-        replays = np.zeros(len(part.row), np.bool_)
-        stamped = np.flatnonzero(part.source != NO_SOURCE)
-        if not len(stamped):
-            return replays
-        source = self._part_sources[number][part.source[stamped]]
-        offset, flags = part.offset[stamped], part.flags[stamped]
-        mark, known = self._carry[source], self._carry_known[source]
+    def replays(self, group: PartGroup) -> NDArray[np.bool_]:
+        """bool[n]: which rows of the group are replays."""
+        replays = np.zeros(len(group.row), np.bool_)
+        stamped = np.flatnonzero(group.source != NO_SOURCE)
+        view = self._view_of[group.source[stamped]]
+        offset, flags = group.offset[stamped], group.flags[stamped]
+        mark, known = self._mark[view], self._known[view]
         replay = known & (offset <= mark)
         beyond = offset > mark + 1  # the largest int64 wraps around, but then every row is a replay
         gap = ~replay & (((flags & JUMP) != 0) & (~known | beyond) | ((flags & FIRST) != 0) & known & beyond)
         replays[stamped] = replay
-        np.add.at(self._after.gaps, source, gap)
+        np.add.at(self._gaps, view[gap], 1)
         self.gaps += int(gap.sum())
-        self._advance(self._part_sources[number], source, offset)
+        np.maximum.at(self._mark, view, offset)
+        self._known[view] = True
         return replays
-
-    def _advance(
-        self, sources: NDArray[np.intp], source: NDArray[np.intp], offset: NDArray[np.int64]
-    ) -> None:
-        after = self._after
-        top = np.full(len(sources), np.iinfo(np.int64).min)
-        position = np.searchsorted(sources, source)
-        np.maximum.at(top, position, offset)
-        for known, mark in ((self._carry_known, self._carry), (self._known, after.mark)):
-            mark[sources] = np.where(known[sources], np.maximum(mark[sources], top), top)
-        moved = self._known[sources] & (after.input_hash[sources] != self._input_hash)
-        after.spread[sources] |= moved
-        after.input_hash[sources] = self._input_hash
-        after.seen[sources] = self._time
-        self._known[sources] = self._carry_known[sources] = True
 
     def result(self) -> Marks:
         """The marks of the batch's sources after the batch."""
-        return self._after
+        before = self.before.marks
+        if not len(self._source):
+            return before
+        starts = np.flatnonzero(np.diff(self._source, prepend=-1))
+        hashes = self._hashes[self._input]
+        moved = np.ones(len(hashes), np.bool_)
+        moved[1:] = hashes[1:] != hashes[:-1]
+        moved[starts] = self.before.known & (before.input_hash != hashes[starts])
+        return replace(
+            before,
+            mark=np.maximum.reduceat(self._mark, starts),
+            seen=np.full(len(starts), self._time),
+            gaps=before.gaps + np.add.reduceat(self._gaps, starts),
+            input_hash=hashes[np.append(starts[1:], len(hashes)) - 1],
+            spread=before.spread | np.logical_or.reduceat(moved, starts),
+        )
 
 
 def _sources(pids: NDArray[np.int64], partitions: NDArray[np.int32]) -> NDArray[np.void]:
