@@ -45,6 +45,7 @@ POLL_S = 0.01  # between two requests for the ends of partitions, at first
 SLOWEST_POLL_S = 0.05  # after a while without records,
 SLOWEST_POLL_SHARE = 0.2  # or this share of the interval between batches, if that is longer
 PARTITIONS_CHECK_S = 30.0  # how often topics are checked for new partitions
+RETENTION_S = 30.0  # records that came within this time have not been deleted
 _START_AGAIN = "start with another service.name and service.checkpoint to read what is there now"
 
 Ends = dict[InputPartition, int]
@@ -119,6 +120,7 @@ class BatchPlanner(DataSourceStreamReader):
         self._last = BatchEnd.from_json(self._logged)
         self._planned: dict[str, Any] | None = None  # the end of the last batch that this object planned
         self._planned_at_us: int | None = None  # when that was, by a clock that nobody sets
+        self._only_new = False  # whether all records of that batch came since the batch before it was planned
         self._interval_s = self._pipeline.interval_us / 1e6 if settings.stop_at is None else 0.0
         self._slowest_poll_s = max(SLOWEST_POLL_S, min(self._interval_s, LONGEST_WAIT_S) * SLOWEST_POLL_SHARE)
         self._not_before = 0.0  # when the next batch may begin, in seconds of the monotonic clock
@@ -146,8 +148,10 @@ class BatchPlanner(DataSourceStreamReader):
             for partition, to in batch.ends.items()
             if partition in starts and to > starts[partition]
         }
-        self._check_not_deleted(ranges)
-        if end != self._planned:  # begun before this process: the topics may have changed since
+        begun_before = end != self._planned  # before this process: the topics may have changed since
+        if begun_before or not self._only_new:
+            self._check_not_deleted(ranges)  # otherwise the reader notices, and with a worse message
+        if begun_before:
             self._check_not_shorter(batch.ends, self._connect().end_offsets(ranges))
         facts = batch.facts or BatchFacts.at(self._settings.last_time_us)._replace(caught_up=False)
         return [Task(task, facts) for task in spread(ranges, self._settings.tasks)]
@@ -197,7 +201,9 @@ class BatchPlanner(DataSourceStreamReader):
         self._not_before = 0.0 if behind else time.monotonic() + self._interval_s
         self._pause_s = POLL_S
         now, running_us, before = time.time_ns() // 1000, time.monotonic_ns() // 1000, self._planned_at_us
-        believed = believed_time(now, self._last.time_us, running_us - before if before is not None else 0)
+        passed_us = running_us - before if before is not None else 0
+        believed = believed_time(now, self._last.time_us, passed_us)
+        self._only_new = before is not None and passed_us < RETENTION_S * 1e6 and not self._last.behind
         self._planned_at_us = running_us
         self._last = BatchEnd(starts | ends, now, behind, dict(self._last.began) | began, waited_us, believed)
         self._logged = self._planned = self._last.to_json()

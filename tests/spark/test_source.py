@@ -4,127 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # not in its stubs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replayfilter.core.batch_facts import BatchFacts
-from replayfilter.core.rules import Rules
 from replayfilter.errors import BrokerError, CheckpointError
-from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
-from replayfilter.spark import source, worker
-from replayfilter.spark.batch_range import BATCH, BatchEnd
-from replayfilter.spark.pipeline_settings import PipelineSettings
+from replayfilter.spark import source
+from replayfilter.spark.batch_range import BatchEnd
 from replayfilter.spark.rows import PAYLOAD, Payload
 from replayfilter.spark.source import BatchPlanner, SourceSettings, Task, read_task, spread
 from tests.support.raw_headers import write_header
 from tests.support.service_process import wait_for
-from tests.support.topics import new_topic
+from tests.support.source_input import Offsets, SourceInput, add_offsets
 
 pytestmark = pytest.mark.spark
 
-Offsets = dict[int, list[int]]  # the offsets that were read, by partition
-
-
-class Input:
-    """A topic, and planners that read it as Spark would call them."""
-
-    def __init__(self, bootstrap: str, name: str, partitions: int = 1, **config: str) -> None:
-        self.bootstrap = bootstrap
-        self.topic = new_topic(bootstrap, name, partitions, **config)
-        self.settings = PipelineSettings(
-            service=self.topic, checkpoint="", bootstrap=bootstrap, topics=(self.topic,), outputs={},
-            output_pids={}, keys=KeySpec("raw", (), None, "ms"),
-            rules=Rules(replay=False, dedup=False), stamp="none",
-            shards=1, lanes=1,
-        )  # fmt: skip
-        self.end: dict[str, Any] = {}  # of the last batch, as Spark's offset log has it
-
-    def write(self, records: int, partition: int = 0) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap})
-        for _ in range(records):
-            producer.produce(self.topic, b"v", partition=partition)
-        assert producer.flush(20) == 0
-
-    def write_transaction(self, records: int, commits: bool = True) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "transactional.id": self.topic})
-        producer.init_transactions(20)
-        producer.begin_transaction()
-        for _ in range(records):
-            producer.produce(self.topic, b"v", partition=0)
-        producer.flush(20)
-        producer.commit_transaction(20) if commits else producer.abort_transaction(20)
-
-    def delete_before(self, offset: int) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        for future in admin.delete_records([TopicPartition(self.topic, 0, offset)]).values():
-            future.result(20)
-
-    def planner(self, batch_records: int = 1_000, **settings: Any) -> BatchPlanner:
-        """A planner as after a start of the service: it knows the last end that was planned."""
-        last = json.dumps(self.end) if self.end else None
-        return BatchPlanner(
-            SourceSettings(replace(self.settings, **settings), batch_records, tasks=2, last_end=last)
-        )
-
-    def plan(self, planner: BatchPlanner) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Plan the next batch: its start and its end, which went through the log."""
-        start, self.end = self.end or planner.initialOffset(), _logged(planner.latestOffset())
-        return start, self.end
-
-    def read(self, planner: BatchPlanner, start: dict[str, Any], end: dict[str, Any]) -> Offsets:
-        """The offsets of a batch's records."""
-        tasks = [task for task in planner.partitions(start, end) if isinstance(task, Task)]
-        times = {task.facts.time_us for task in tasks}
-        assert times <= {end.get(BATCH, {}).get("time_us", 0)}
-        found: Offsets = {}
-        for task in tasks:
-            for chunk in read_task(self.settings, task):
-                _add(chunk, found)
-        return found
-
-    def next_batch(self, planner: BatchPlanner) -> Offsets:
-        """Plan and read the next batch; empty if there was nothing new."""
-        start, end = self.plan(planner)
-        return {} if start == end else self.read(planner, start, end)
-
-    def close(self) -> None:
-        worker.drop_reader(self.settings)
-
-
-def _logged(end: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(end))
-    return found
-
-
-def _add(chunk: pa.RecordBatch, found: Offsets) -> None:
-    for kind, body in zip(chunk.column("kind").to_pylist(), chunk.column("body"), strict=True):
-        if kind == PAYLOAD:
-            payload = Payload.from_buffer(body.as_buffer())
-            offsets = np.split(payload.records.column("offset").to_numpy(), payload.ends[:-1])
-            for chunk_id, own in zip(payload.chunks, offsets, strict=True):
-                found.setdefault(chunk_id.partition, []).extend(own.tolist())
-
 
 @pytest.fixture
-def make_input(bootstrap: str, request: pytest.FixtureRequest) -> Callable[..., Input]:
-    def make(*arguments: Any, **settings: Any) -> Input:
-        made = Input(bootstrap, "source", *arguments, **settings)
+def make_input(bootstrap: str, request: pytest.FixtureRequest) -> Callable[..., SourceInput]:
+    def make(*arguments: Any, **settings: Any) -> SourceInput:
+        made = SourceInput(bootstrap, "source", *arguments, **settings)
         request.addfinalizer(made.close)
         return made
 
     return make
 
 
-MakeInput = Callable[..., Input]
+MakeInput = Callable[..., SourceInput]
 
 
 # ---- batches -----------------------------------------------------------------------------------------
@@ -273,6 +185,29 @@ def test_records_that_retention_has_deleted_are_an_error_that_names_them(make_in
             each.partitions(start, end)
 
 
+def test_records_that_have_just_come_are_checked_when_they_are_read(
+    make_input: MakeInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_input()
+    topic.write(2)
+    planner = topic.planner()
+    assert topic.next_batch(planner) == {0: [0, 1]}
+    topic.write(3)
+    start, end = topic.plan(planner)
+    topic.delete_before(4)
+    (task,) = planner.partitions(start, end)
+    with pytest.raises(BrokerError, match=f"{topic.topic}-0 can't be read"):
+        list(planner.read(task))
+    with pytest.raises(CheckpointError, match="offsets 2 to 3 have not been read"):
+        topic.planner().partitions(start, end)  # as after the restart that follows
+    monkeypatch.setattr(source, "RETENTION_S", 0.0)
+    topic.write(1)
+    start, end = topic.plan(planner)
+    topic.delete_before(6)
+    with pytest.raises(CheckpointError, match="offsets 5 to 5 have not been read"):
+        planner.partitions(start, end)
+
+
 def test_records_deleted_while_a_task_reads_are_not_left_out(make_input: MakeInput) -> None:
     topic = make_input()
     topic.write(10)
@@ -296,7 +231,7 @@ def test_a_partition_that_ends_too_early_is_waited_for(
     topic.write(1)
     found: Offsets = {}
     for chunk in chunks:
-        _add(chunk, found)
+        add_offsets(chunk, found)
     assert found == {0: list(range(6))}
 
 
