@@ -59,7 +59,8 @@ def deliver_batches(
             yield count_row(report.counts, report.laggards)
         elif row.kind == PAYLOAD:
             lane = partition_ids(settings.lanes).index(row.lane)
-            partitions = Payload.from_buffer(row.body).input_partitions
+            # The routes name nearly all partitions of the batch, the first payload only those of its task.
+            partitions = routes.input_partitions | set(Payload.from_buffer(row.body).input_partitions)
             with worker.lanes(settings).open(lane, partitions) as delivery:
                 counts = LaneWriter(settings, routes, delivery, watermark_us).deliver(chain([row], rows))
             yield count_row(counts)
@@ -80,6 +81,11 @@ class LaneRoutes:
 
     def __init__(self) -> None:
         self._parts: dict[ChunkId, list[Routes]] = {}
+
+    @property
+    def input_partitions(self) -> set[InputPartition]:
+        """The input partitions of the chunks that have routes here."""
+        return {(chunk.topic, chunk.partition) for chunk in self._parts}
 
     def add(self, routes: Iterable[Routes]) -> None:
         """Keep what one shard decided of some chunks."""

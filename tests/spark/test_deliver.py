@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.frames import ChunkId
+from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import FirstSeen, Route, Routes
 from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp
@@ -20,8 +23,17 @@ from replayfilter.kafka.chunk import Chunk
 from replayfilter.kafka.transactions import LaneStats
 from replayfilter.spark import deliver
 from replayfilter.spark.deliver import LaneRoutes, LaneWriter, Row
+from replayfilter.spark.partitioning import partition_ids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
-from replayfilter.spark.rows import PAYLOAD, Payload, ShardReport, routes_from_bytes, routes_to_bytes
+from replayfilter.spark.rows import (
+    PAYLOAD,
+    ROUTES,
+    Payload,
+    RowBuilder,
+    ShardReport,
+    routes_from_bytes,
+    routes_to_bytes,
+)
 
 SETTINGS = PipelineSettings(
     service="s", checkpoint="c", bootstrap="b:1", topics=("t",), outputs={Route.UNIQUE: Output("u", 3)},
@@ -158,6 +170,30 @@ def test_a_payload_of_many_partitions_is_written_by_partition() -> None:
     keys = [Stamp.from_bytes(key) for each in written.chunks for key in each.keys if key is not None]
     assert keys == [Stamp(7, 0, 5), Stamp(7, 4, 90), Stamp(7, 4, 92)]
     assert written.ends == {("t", 0): 7, ("t", 4): 93, ("t", 7): 2}
+
+
+def test_a_lane_is_opened_with_the_partitions_of_all_its_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their offsets are read in one request then, although each task's payload names only its own."""
+    opened: list[set[InputPartition]] = []
+
+    class OneLane:
+        def open(self, lane: int, partitions: Iterable[InputPartition]) -> AbstractContextManager[Written]:
+            opened.append(set(partitions))
+            return nullcontext(Written())
+
+    monkeypatch.setattr(deliver.worker, "lanes", lambda _: OneLane())  # type: ignore[attr-defined]
+    chunks = [ChunkId("t", number, 5) for number in range(3)]
+    one = np.ones(1, np.uint8)
+    rows = RowBuilder()
+    sent = routes_to_bytes([Routes(*chunk, np.zeros(1, np.uint32), one) for chunk in chunks[:2]])
+    rows.add(sent, ROUTES, 0, partition_ids(1)[0], 0, "")
+    for number, chunk in enumerate(chunks):
+        decided = [Route.UNDECIDED, Route.UNDECIDED, Route.REPLAY][number]
+        columns = {"value": [b"v"], "offset": [5], "timestamp": [1]}
+        records = pa.RecordBatch.from_pydict(columns | {"route": pa.array([decided], pa.uint8())})
+        rows.add(Payload((chunk,), (1,), records, {}), PAYLOAD, 0, partition_ids(1)[0], number, "")
+    list(deliver.deliver_batches(SETTINGS, iter([rows.to_batch()])))
+    assert opened == [{("t", 0), ("t", 1)}]
 
 
 def test_a_shards_report_is_read_as_it_was_written() -> None:
