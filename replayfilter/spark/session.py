@@ -31,6 +31,10 @@ _CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "false",  # would plan each batch again, without any gain
     "spark.sql.session.timeZone": "UTC",
+    # A batch has few and large rows. Generating code for them, in each task, costs more than it saves.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.ui.explainMode": "simple",  # each batch's plan becomes a text that nobody sees: a short one
     # Arrow: frames of about 100 kB cost the JVM least
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(_ARROW_BATCH_BYTES),
