@@ -1,12 +1,14 @@
 """The closed list of what is counted in each batch.
 
-Every delivery task and every shard yields rows with one column for each count. Spark aggregates them over the
-batch, by sum or by maximum, and its progress carries the result. One more column is a text: see ``LAGGARDS``.
+Every delivery task and every shard yields rows of counts. A row is one text, JSON with the counts that aren't
+0, and the batch's progress carries all rows. The driver combines them, by sum or by maximum. Aggregates in
+Spark would have to be planned, sent and set up again in each batch, which costs more than the few rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
@@ -48,13 +50,9 @@ ROUTES = ("unique", "duplicate", "expired", "error", "replay")  # each record is
 # the first one reports it; in all other rows, and without a low watermark, the text is empty.
 LAGGARDS = "laggards"
 
-SCHEMA = ", ".join([*(f"{name} BIGINT NOT NULL" for name in COUNTS), f"{LAGGARDS} STRING NOT NULL"])
-ARROW_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
-        pa.field(LAGGARDS, pa.string(), nullable=False),
-    ]
-)
+ROW = "row"
+SCHEMA = f"{ROW} STRING NOT NULL"
+_ARROW_SCHEMA = pa.schema([pa.field(ROW, pa.string(), nullable=False)])
 
 
 def records_in(counts: Mapping[str, int]) -> int:
@@ -63,9 +61,19 @@ def records_in(counts: Mapping[str, int]) -> int:
 
 
 def count_row(counts: Mapping[str, int], laggards: str = "") -> pa.RecordBatch:
-    """One row of counts; those not given are 0. KeyError for a name that is not on the list."""
+    """A batch with one row of counts; those not given are 0. KeyError for a name that is not on the list."""
     unknown = counts.keys() - COUNTS.keys()
     if unknown:
         raise KeyError(f"not on the list of counts: {sorted(unknown)}")
-    row: dict[str, int | str] = {name: counts.get(name, 0) for name in COUNTS}
-    return pa.RecordBatch.from_pylist([row | {LAGGARDS: laggards}], schema=ARROW_SCHEMA)
+    row = {name: int(count) for name, count in counts.items() if count} | {LAGGARDS: laggards}
+    return pa.RecordBatch.from_pydict({ROW: [json.dumps(row)]}, schema=_ARROW_SCHEMA)
+
+
+def total(rows: Iterable[str]) -> dict[str, int | str]:
+    """The counts of a batch from all of its rows: every count, and the laggards."""
+    parsed = [json.loads(row) for row in rows]
+    found: dict[str, int | str] = {LAGGARDS: max((row[LAGGARDS] for row in parsed), default="")}
+    for name, count in COUNTS.items():
+        values = [row.get(name, 0) for row in parsed]
+        found[name] = max(values, default=0) if count.aggregate is Aggregate.MAX else sum(values)
+    return found

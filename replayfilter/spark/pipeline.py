@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.stats import Aggregate, Stat
 from replayfilter.spark import counts, rows
 from replayfilter.spark.deliver import deliver_batches
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.route import Router
 from replayfilter.spark.source import SourceSettings, decoded_rows, with_last_batch
 
-OBSERVED = "counts"  # the name of the observation that carries the counts in the query's progress
+OBSERVED, ROWS = "counts", "rows"  # the observation and its column that carry the counts in the progress
 _NEVER = "spark_partition_id() < -1"  # false, but the optimizer can't tell; it does tell with rand() < 0
 
 
@@ -78,14 +77,8 @@ def deliver(routed: DataFrame, settings: PipelineSettings) -> DataFrame:
 
 
 def observe_counts(counted: DataFrame) -> DataFrame:
-    """The same rows; the batch's totals go into the query's progress."""
-    laggards = f.coalesce(f.max(counts.LAGGARDS), f.lit("")).alias(counts.LAGGARDS)  # "" is the smallest
-    return counted.observe(OBSERVED, *map(_total, counts.COUNTS.values()), laggards)
-
-
-def _total(count: Stat) -> Column:
-    total = f.max(count.name) if count.aggregate is Aggregate.MAX else f.sum(count.name)
-    return f.coalesce(total, f.lit(0)).alias(count.name)  # a query's first batch may be empty
+    """The same rows; the query's progress carries them, too."""
+    return counted.observe(OBSERVED, f.collect_list(counts.ROW).alias(ROWS))
 
 
 def _only(kind: int) -> str:

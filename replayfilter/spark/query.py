@@ -20,10 +20,10 @@ from replayfilter.errors import ServiceReplaced, SparkLost, UnknownSchemas
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
-from replayfilter.spark.counts import records_in
+from replayfilter.spark.counts import records_in, total
 from replayfilter.spark.failures import explain
 from replayfilter.spark.first_offsets import with_first_offsets
-from replayfilter.spark.pipeline import OBSERVED, build_pipeline
+from replayfilter.spark.pipeline import OBSERVED, ROWS, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
 from replayfilter.spark.source import last_planned_ends
@@ -220,7 +220,7 @@ class Service:
         for progress in recent:
             if progress["batchId"] > self._last_seen and not _is_idle(progress):
                 self._last_seen = progress["batchId"]
-                as_dict = json.loads(progress.json)
+                as_dict = _with_totals(json.loads(progress.json))
                 self._check_size(as_dict)
                 for callback in self._on_batch:
                     callback(as_dict)
@@ -263,6 +263,13 @@ def _jvm_errors() -> Iterator[None]:
             "memory); start the service again, which loses nothing, and give the machine more memory if it "
             "happens again"
         ) from error
+
+
+def _with_totals(progress: Progress) -> Progress:
+    """The progress, with the counts of the batch in the place of their rows."""
+    observed = {name: values for name, values in progress["observedMetrics"].items() if name != OBSERVED}
+    rows = progress["observedMetrics"].get(OBSERVED, {}).get(ROWS, [])
+    return {**progress, "observedMetrics": observed | {OBSERVED: total(rows)}}
 
 
 def _is_idle(progress: StreamingQueryProgress) -> bool:
