@@ -14,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from pyspark.sql.types import BinaryType, StructType
 
 from replayfilter.core.frames import Frame
 from replayfilter.core.key_run import with_bloom
@@ -36,6 +37,11 @@ from replayfilter.spark.rows import (
 )
 from replayfilter.spark.run_cache import RunCache
 
+# As types: a schema given as text is sent to the JVM and parsed there, twice in each task.
+_STATE = StructType().add("state", BinaryType())
+_NAME = StructType().add("name", BinaryType())
+_RUN = StructType().add("run", BinaryType())
+
 
 class Router(StatefulProcessor):
     """Frames in, routes out: one row of routes for each lane, and one row with the shard's report.
@@ -50,8 +56,8 @@ class Router(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the first batch of a task."""
-        self._state = handle.getValueState("shard", "state BINARY")
-        self._runs = handle.getMapState("runs", "name BINARY", "run BINARY")
+        self._state = handle.getValueState("shard", _STATE)
+        self._runs = handle.getMapState("runs", _NAME, _RUN)
 
     def handleInputRows(  # noqa: N802  # Spark's name
         self,
