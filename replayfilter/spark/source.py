@@ -44,6 +44,7 @@ LONGEST_WAIT_S = 1.0  # before the planner answers that there is nothing new; a 
 POLL_S = 0.01  # between two requests for the ends of partitions, at first
 SLOWEST_POLL_S = 0.05  # after a while without records,
 SLOWEST_POLL_SHARE = 0.2  # or this share of the interval between batches, if that is longer
+TASK_RECORDS = 2_000  # a task costs tens of milliseconds of CPU, however few its records
 PARTITIONS_CHECK_S = 30.0  # how often topics are checked for new partitions
 RETENTION_S = 30.0  # records that came within this time have not been deleted
 _START_AGAIN = "start with another service.name and service.checkpoint to read what is there now"
@@ -276,9 +277,14 @@ def _reached(ends: Mapping[InputPartition, int], stop_at: Mapping[InputPartition
 def spread(ranges: Mapping[InputPartition, Range], tasks: int) -> list[dict[InputPartition, Range]]:
     """Spread ranges over at most ``tasks`` tasks of about the same size; a range isn't cut.
 
-    >>> spread({("t", 0): (0, 5), ("t", 1): (0, 90), ("t", 2): (10, 70)}, 2)
-    [{('t', 1): (0, 90)}, {('t', 2): (10, 70), ('t', 0): (0, 5)}]
+    There are no more tasks than one for each :data:`TASK_RECORDS` offsets.
+
+    >>> spread({("t", 0): (0, 500), ("t", 1): (0, 9_000), ("t", 2): (1_000, 7_000)}, 2)
+    [{('t', 1): (0, 9000)}, {('t', 2): (1000, 7000), ('t', 0): (0, 500)}]
+    >>> spread({("t", 0): (0, 500), ("t", 1): (0, 900)}, 2)
+    [{('t', 1): (0, 900), ('t', 0): (0, 500)}]
     """
+    tasks = min(tasks, -(-sum(end - start for start, end in ranges.values()) // TASK_RECORDS))
     sizes = [0] * tasks
     spread_out: list[dict[InputPartition, Range]] = [{} for _ in range(tasks)]
     for partition, (start, end) in sorted(

@@ -18,7 +18,7 @@ from replayfilter.kafka.admin import Cluster
 from replayfilter.spark import source
 from replayfilter.spark.batch_range import BatchEnd
 from replayfilter.spark.rows import PAYLOAD, Payload
-from replayfilter.spark.source import BatchPlanner, SourceSettings, Task, read_task, spread
+from replayfilter.spark.source import TASK_RECORDS, BatchPlanner, SourceSettings, Task, read_task, spread
 from tests.support.raw_headers import write_header
 from tests.support.service_process import wait_for
 from tests.support.source_input import Offsets, SourceInput, add_offsets
@@ -318,7 +318,7 @@ def test_headers_that_cannot_be_read_are_an_error_of_their_record_only(make_inpu
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from("ab"), st.integers(0, 99)),
-        st.tuples(st.integers(0, 9), st.integers(10, 99)),
+        st.tuples(st.integers(0, 999), st.integers(1_000, 9_999)),
     ),
     st.integers(1, 9),
 )
@@ -326,7 +326,8 @@ def test_ranges_are_spread_over_tasks_of_similar_size(
     ranges: dict[tuple[str, int], tuple[int, int]], tasks: int
 ) -> None:
     found = spread(ranges, tasks)
-    assert len(found) == min(tasks, len(ranges))
+    needed = -(-sum(end - start for start, end in ranges.values()) // TASK_RECORDS)
+    assert len(found) == min(tasks, needed, len(ranges))
     assert {partition: given for task in found for partition, given in task.items()} == ranges
     assert sum(map(len, found)) == len(ranges)
     sizes = [sum(end - start for start, end in task.values()) for task in found]
