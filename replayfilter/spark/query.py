@@ -90,6 +90,7 @@ class Service:
         self._on_batch = on_batch
         self._query: StreamingQuery | None = None
         self._last_seen = -1
+        self._last_report = ""  # its time
         self._limit = settings.batch_records
         self._stopping = threading.Event()
         self.last_response_at = time.time()
@@ -210,7 +211,10 @@ class Service:
 
     def _report(self, query: StreamingQuery) -> None:
         """Call ``on_batch`` for each batch that has finished since the last call."""
-        last = query.lastProgress
+        latest = query._jsq.lastProgress()  # query.lastProgress makes and parses JSON at each call
+        if latest is None or latest.timestamp() == self._last_report:
+            return
+        self._last_report, last = latest.timestamp(), query.lastProgress
         if last is None or last["batchId"] <= self._last_seen:
             return
         next_one = last["batchId"] == self._last_seen + 1

@@ -127,6 +127,16 @@ RECORDED = [
 ]
 
 
+class Report:
+    """A report as Java gives it, before it is made JSON."""
+
+    def __init__(self, progress: StreamingQueryProgress) -> None:
+        self._progress = progress
+
+    def timestamp(self) -> str:
+        return str(self._progress["timestamp"])
+
+
 class Recorded:
     """Stands for a query: each time it is waited for, the next number of ``arrivals`` reports come in."""
 
@@ -135,7 +145,10 @@ class Recorded:
         self._come = 0
         self.status = {"message": "Waiting for data to arrive"}
         self.stopped = False
-        self.recent_requests = 0
+        self.last_requests = self.recent_requests = 0
+        self._jsq = SimpleNamespace(
+            lastProgress=lambda: Report(RECORDED[self._come - 1]) if self._come else None
+        )
 
     def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  # Spark's name
         if self.stopped or not self._arrivals:
@@ -148,6 +161,7 @@ class Recorded:
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802
+        self.last_requests += 1
         return RECORDED[self._come - 1] if self._come else None
 
     @property
@@ -191,6 +205,12 @@ def test_an_idle_query_after_a_restart_is_asked_for_its_recent_progress_only_onc
     assert waiting.recent_requests == 1
     assert reported(Recorded(3, 1, kept=1)) == [(1, 5)], "the next batch is not missed"
     assert reported(Recorded(1, 1, 1, 1), last_seen=0) == [(1, 5)], "batch 0 was reported before"
+
+
+def test_the_json_of_a_report_is_asked_for_only_once() -> None:
+    recorded = Recorded(1, 0, 0, 1, 0, 0, 2, 0)
+    assert reported(recorded) == [(0, 3), (1, 5)]
+    assert recorded.last_requests == 3
 
 
 def test_an_idle_query_is_stopped_at_once() -> None:
