@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from replayfilter.service.config.model import Config
 from replayfilter.settings.durations import duration_text, parse_bytes, parse_count, parse_duration
 from replayfilter.settings.value_types import as_option
 from replayfilter.spark.error_reasons import REASONS
+from replayfilter.spark.output_headers import CONNECT_HEADERS, CONNECT_MESSAGE
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DURATION = "^[0-9]{1,30} ?(d|h|m|s|ms|us)$"
@@ -109,22 +111,33 @@ def event_schemas() -> dict[str, Any]:
 
 def header_schemas() -> dict[str, Any]:
     """The headers of records in the error topic; values are UTF-8."""
+    topic, partition, offset = CONNECT_HEADERS
     about = {
         "rf-reason": "The reason, as a name that doesn't change.",
         "rf-message": "The reason, as a sentence for people: field, value found, value expected.",
         "rf-stage": "When it was found: while the record was decoded, or while it was routed.",
+        CONNECT_MESSAGE: "The same as rf-message, under Kafka Connect's name.",
+        topic: "The input topic, under Kafka Connect's name.",
+        partition: "The input partition, in decimal digits.",
+        offset: "The offset in the input, in decimal digits.",
     }
+    digits = {"type": "string", "pattern": "^[0-9]+$"}
     reasons, stages = sorted(REASONS), ["decode", "route"]
     types: dict[str, Any] = {
         "rf-reason": {"type": "string", "enum": reasons},
         "rf-message": {"type": "string"},
         "rf-stage": {"type": "string", "enum": stages},
+        CONNECT_MESSAGE: {"type": "string"},
+        topic: {"type": "string"},
+        partition: digits,
+        offset: digits,
     }
     avro: dict[str, Any] = {
         "rf-reason": {"type": "enum", "name": "Reason", "symbols": reasons},
         "rf-message": "string",
         "rf-stage": {"type": "enum", "name": "Stage", "symbols": stages},
     }
+    avro |= dict.fromkeys((CONNECT_MESSAGE, topic, partition, offset), "string")
     return {
         "error-headers.schema.json": {
             "$schema": DIALECT,
@@ -137,9 +150,9 @@ def header_schemas() -> dict[str, Any]:
             "type": "record",
             "name": "ErrorHeaders",
             "namespace": "replayfilter",
-            "doc": "For headers stored as Avro, which doesn't allow hyphens in names.",
+            "doc": "For headers stored as Avro, which doesn't allow hyphens and dots in names.",
             "fields": [
-                {"name": name.replace("-", "_"), "type": avro[name], "doc": about[name]} for name in about
+                {"name": re.sub("[-.]", "_", name), "type": avro[name], "doc": about[name]} for name in about
             ],
         },
     }

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from replayfilter.core.batch_clock import BatchClock
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.buckets import Buckets, RunStore
+from replayfilter.core.clock.expiry import behind
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.dedup import Candidates, find_duplicates
 from replayfilter.core.frames import FUTURE, OWN, Frame
@@ -70,7 +71,9 @@ class FirstSeen:
 class Routes:
     """The routes of one chunk's own rows: ``rows`` uint32[k], their indexes in the chunk, ``codes`` uint8[k].
 
-    ``first_seen``: what the duplicates repeat, where first records are remembered.
+    ``first_seen``: what the duplicates repeat, where first records are remembered. ``late`` uint64[e]: how
+    far each of the e expired rows is behind the latest point, in units of the expiry key; None if there are
+    none, or the clock has no latest point.
     """
 
     topic: str
@@ -79,6 +82,7 @@ class Routes:
     rows: NDArray[np.uint32]
     codes: NDArray[np.uint8]
     first_seen: FirstSeen | None = None
+    late: NDArray[np.uint64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ def route_batch(
         state_after = replace(state_after, watermark=watermark_after)
     stats = _stats_of(state_after, buckets)
     stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}
-    return RoutedBatch(_routes_of(own, parts, first_seen), state_after, stats, watermark.low)
+    late = rules.clock.has_latest_point and bool((own.codes == Route.EXPIRED).any())
+    return RoutedBatch(_routes_of(own, parts, first_seen, late), state_after, stats, watermark.low)
 
 
 def _check_sources(sources: int, most: int, parts: Parts) -> None:
@@ -251,8 +256,8 @@ def _decide_duplicates(
     return FirstSeen(repeats.astype(np.uint32), index, offset, partitions)
 
 
-def _routes_of(own: _OwnRows, parts: Parts, seen: FirstSeen | None) -> list[Routes]:
-    """The routes of the parts that have own rows."""
+def _routes_of(own: _OwnRows, parts: Parts, seen: FirstSeen | None, late: bool) -> list[Routes]:
+    """The routes of the parts that have own rows. ``late``: whether there are rows that may say how late."""
     found = []
     ends = np.cumsum(own.sizes)
     cuts = np.searchsorted(seen.rows, ends).tolist() if seen is not None else [0] * len(ends)
@@ -264,7 +269,10 @@ def _routes_of(own: _OwnRows, parts: Parts, seen: FirstSeen | None) -> list[Rout
                 repeats, here = rows[seen.rows[cut:cut_end] - start], slice(cut, cut_end)
                 index, offset = seen.input_index[here], seen.input_offset[here]
                 first_seen = FirstSeen(repeats, index, offset, seen.partitions)
-            found.append(Routes(*chunk, rows, own.codes[start:end], first_seen))
+            routes = Routes(*chunk, rows, own.codes[start:end], first_seen)
+            if late and len(expired := start + np.flatnonzero(routes.codes == Route.EXPIRED)):
+                routes = replace(routes, late=behind(own.latest[expired], own.expiry[expired]))
+            found.append(routes)
         start, cut = end, cut_end
     return found
 

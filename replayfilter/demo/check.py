@@ -15,6 +15,12 @@ from typing import NamedTuple
 from replayfilter.demo.stream import ROUTES, STAMP, Expected, Headers, Record
 
 PROBLEMS_KEPT = 5  # per route
+PLACE = {f"__connect.errors.{name}" for name in ("topic", "partition", "offset")}
+ADDED = {  # headers by route; rf-first only if the service remembers first records
+    "error": {"rf-reason", "rf-message", "rf-stage", "__connect.errors.exception.message"} | PLACE,
+    "expired": {"rf-late-by"} | PLACE,
+    "duplicate": {"rf-first"},
+}
 
 
 class ConsumerRecord(NamedTuple):
@@ -131,13 +137,19 @@ def _differences(record: Record, expected: Expected, route: str, row: ConsumerRe
     added = row.headers[len(record.headers) :]
     if kept != record.headers:
         yield f"has the headers {row.headers} but was published with {record.headers}"
-    allowed = {"error": {"rf-reason", "rf-message", "rf-stage"}, "duplicate": {"rf-first"}}.get(route, set())
     names = {name for name, _ in added}
-    if not names <= allowed or (route == "error" and names != allowed):
+    if not names <= ADDED.get(route, set()) or (route != "duplicate" and names != ADDED.get(route, set())):
         yield f"has the added headers {added}"
+    elif names > PLACE and _place(dict(added)) != (record.partition, record.offset):
+        yield f"names another place in the input: {added}"
     elif route == "error" and dict(added)["rf-reason"] != expected.reason.encode():
         reason = dict(added)["rf-reason"]
         yield f"({record.kind}) has the reason {reason!r} and should have {expected.reason!r}"
     elif expected.first and added and not (added[0][1] or b"").endswith(b"/%d/%d" % expected.first):
         first = f"{expected.first[0]}@{expected.first[1]}"
         yield f"({record.kind}) has {added[0]} but the first record is {first}"
+
+
+def _place(headers: Mapping[str, bytes | None]) -> tuple[int, ...]:
+    """The input partition and offset that a record's headers name."""
+    return tuple(int(headers[f"__connect.errors.{name}"] or b"-1") for name in ("partition", "offset"))

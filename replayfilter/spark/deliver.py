@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.clock.units import UNKNOWN, length_in_ms
 from replayfilter.core.frames import ChunkId, chunk_of_rows
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import FirstSeen, Route, Routes
@@ -76,8 +76,21 @@ def _read_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
             yield Row(kind, lane, body.as_buffer())
 
 
+class Decided(NamedTuple):
+    """What the shards and decode decided of n records.
+
+    ``codes`` uint8[n]: routes. ``firsts``: by row of a duplicate the record that it repeats, as
+    topic/partition/offset, if known. ``late``: by row of an expired record how far it is behind the latest
+    point, in units of the expiry key; empty if the clock has no latest point.
+    """
+
+    codes: NDArray[np.uint8]
+    firsts: dict[int, str]
+    late: dict[int, int]
+
+
 class LaneRoutes:
-    """The routes of one lane's batch: 5 bytes per record, more for duplicates whose first record is known."""
+    """The routes of one lane's batch: 5 bytes per record, and more for records that are not unique."""
 
     def __init__(self) -> None:
         self._parts: dict[ChunkId, list[Routes]] = {}
@@ -93,20 +106,23 @@ class LaneRoutes:
             chunk = ChunkId(each.topic, each.partition, each.first)
             self._parts.setdefault(chunk, []).append(each)
 
-    def take(self, chunk: ChunkId, decided: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], dict[int, str]]:
-        """Remove and return the routes of all rows of a chunk, uint8[n], and by row the first record.
+    def take(self, chunk: ChunkId, decided: NDArray[np.uint8]) -> Decided:
+        """Remove and return what was decided of all rows of a chunk.
 
-        ``decided``: the routes that decode set, 0 for undecided. A first record is the one that a duplicate
-        repeats, as topic/partition/offset. Raises DeliveryError unless the shards decided each undecided row
-        exactly once, and no other row.
+        ``decided``: the routes that decode set, 0 for undecided. Raises DeliveryError unless the shards
+        decided each undecided row exactly once, and no other row.
         """
         codes = decided.copy()
         firsts: dict[int, str] = {}
+        late: dict[int, int] = {}
         parts = self._parts.pop(chunk, [])
         for part in parts:
             codes[part.rows] = part.codes
             if part.first_seen is not None:
                 firsts.update(_first_records(part.first_seen))
+            if part.late is not None:
+                expired = part.rows[part.codes == Route.EXPIRED]
+                late.update(zip(expired.tolist(), part.late.tolist(), strict=True))
         # As many routes as undecided rows, and no row left without: so each of them has exactly one.
         given, wanted = sum(len(part.rows) for part in parts), int((decided == 0).sum())
         if given != wanted or not codes.all() or (codes != decided)[decided != 0].any():
@@ -115,7 +131,7 @@ class LaneRoutes:
                 f"offset {chunk.first} on; the lane was not delivered, because its routes are not certain: "
                 "report this as a bug, and start the service again"
             )
-        return codes, firsts
+        return Decided(codes, firsts, late)
 
     def check_used_up(self) -> None:
         """Raise DeliveryError if there are routes for a chunk whose payload did not come."""
@@ -187,11 +203,14 @@ class LaneWriter:
 
     def _write(self, payload: Payload) -> None:
         records, settings = payload.records, self._settings
-        codes, firsts = self._take_routes(payload)
+        codes, firsts, late = self._take_routes(payload)
         self._count(codes, records)
         if settings.rules.remember_first:
-            column = [firsts.get(row) for row in range(records.num_rows)]
-            records = records.append_column("first", pa.array(column, pa.string()))
+            records = _with_text(records, "first", firsts)
+        if late:
+            unit = settings.rules.unit
+            texts = {row: str(length_in_ms(length, unit)) for row, length in late.items()}
+            records = _with_text(records, "late_by", texts)
         number = chunk_of_rows(payload.ends)
         written = self._is_written[codes]
         if not written.all():
@@ -203,7 +222,7 @@ class LaneWriter:
             keys = stamp_keys(pids, partitions, offsets).tolist()
         else:
             keys = records.column("key").to_pylist()
-        headers = output_headers(records, codes)
+        headers = output_headers(records, codes, payload.chunks, number)
         if settings.rules.watermark is not None:
             kept = headers or [None] * records.num_rows
             headers = replace_watermark(kept, self._watermark_us, settings.service)
@@ -220,16 +239,17 @@ class LaneWriter:
             own = (column[start:end] for column in columns)
             self._delivery.write(Chunk._make((partition, *own, headers[start:end] if headers else None)))
 
-    def _take_routes(self, payload: Payload) -> tuple[NDArray[np.uint8], dict[int, str]]:
-        """The routes of a payload's rows, and by row the first record that it repeats."""
+    def _take_routes(self, payload: Payload) -> Decided:
+        """What was decided of a payload's rows."""
         decided = payload.records.column("route").to_numpy()
-        parts, firsts, start = [], dict[int, str](), 0
+        codes, firsts, late, start = [], dict[int, str](), dict[int, int](), 0
         for chunk, end in zip(payload.chunks, payload.ends, strict=True):
-            codes, found = self._routes.take(chunk, decided[start:end])
-            parts.append(codes)
-            firsts.update((start + row, first) for row, first in found.items())
+            found = self._routes.take(chunk, decided[start:end])
+            codes.append(found.codes)
+            firsts.update((start + row, first) for row, first in found.firsts.items())
+            late.update((start + row, length) for row, length in found.late.items())
             start = end
-        return np.concatenate(parts), firsts
+        return Decided(np.concatenate(codes), firsts, late)
 
     def _count(self, codes: NDArray[np.uint8], records: pa.RecordBatch) -> None:
         found = np.bincount(codes, minlength=len(Route)).tolist()
@@ -240,6 +260,12 @@ class LaneWriter:
             self._counts[f"error_{reason}"] += found[route]
         for row in np.flatnonzero(codes == Route.ERROR).tolist() if found[Route.ERROR] else ():
             self._counts[f"error_{records.column('reason')[row].as_py()}"] += 1
+
+
+def _with_text(records: pa.RecordBatch, name: str, by_row: dict[int, str]) -> pa.RecordBatch:
+    """The records with one more column, null in the rows that are not in ``by_row``."""
+    column = [by_row.get(row) for row in range(records.num_rows)]
+    return records.append_column(name, pa.array(column, pa.string()))
 
 
 def _pids_of(settings: PipelineSettings, outputs: list[Output]) -> dict[str, NDArray[np.int64]]:

@@ -126,6 +126,9 @@ def routes_to_bytes(routes: Sequence[Routes]) -> bytes:
             "input_offset": _joined([each.input_offset for each in seen], np.int64),
         }
         meta["partitions"] = seen[0].partitions
+    if any(each.late is not None for each in routes):
+        late = [np.zeros(0, np.uint64) if each.late is None else each.late for each in routes]
+        columns |= {"late_ends": _ends(late), "late": _joined(late, np.uint64)}
     return pack(columns, meta)
 
 
@@ -140,10 +143,13 @@ def routes_from_bytes(data: bytes) -> list[Routes]:
             _cut(columns[name], columns["repeat_ends"]) for name in ("repeats", "input_index", "input_offset")
         ]
         firsts = [FirstSeen(rows, index, at, partitions) for rows, index, at in zip(*cut, strict=True)]
+    late: list[NDArray[np.uint64] | None] = [None] * len(chunks)
+    if "late" in columns:
+        late = [part if len(part) else None for part in _cut(columns["late"], columns["late_ends"])]
     rows, codes = _cut(columns["rows"], columns["ends"]), _cut(columns["codes"], columns["ends"])
     return [
-        Routes(*chunk, rows_of, codes_of, first)
-        for chunk, rows_of, codes_of, first in zip(chunks, rows, codes, firsts, strict=True)
+        Routes(*chunk, rows_of, codes_of, first, late_of)
+        for chunk, rows_of, codes_of, first, late_of in zip(chunks, rows, codes, firsts, late, strict=True)
     ]
 
 

@@ -177,6 +177,10 @@ def points_of_the_first_partition(latest: Any, keys: Any, counts: Any, ends: Any
     return points, np.repeat(after, len(ends))
 
 
+def late_by_the_last(points: Any, keys: Any) -> Any:
+    return expiry.behind(points.max(keepdims=True), keys)
+
+
 def no_witnesses(sources: Any, chunk: Any, own: Any, rank: Any) -> Any:
     return np.ones(len(own), np.bool_)
 
@@ -270,6 +274,7 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("extremes", batch_clock, "aged", aged_wrapping),
     ("plain", batch_clock, "latest_points", points_of_the_chunk_alone),
     ("plain", batch_clock, "latest_points", points_of_the_first_partition),
+    ("plain", routing, "behind", late_by_the_last),
     ("plain", frames, "_implied", no_witnesses),
     ("plain", frames, "_implied", no_witnesses_of_other_partitions),
     ("plain", core_run, "partition_salt", one_salt_for_all),

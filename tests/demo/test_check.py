@@ -17,6 +17,7 @@ END_MS = 1_760_000_000_000
 STREAM = generate(6_000, end_ms=END_MS)
 EXPECTED = expected_routes(STREAM, end_ms=END_MS)
 PIDS = {route: 42 + number for number, route in enumerate(OUTPUTS)}
+NAMES = ("topic", "partition", "offset")
 Outputs = dict[str, list[ConsumerRecord]]
 
 
@@ -28,6 +29,12 @@ def perfect_outputs() -> Outputs:
         headers = list(record.headers)
         if route == "error":
             headers += [("rf-reason", reason.encode()), ("rf-message", b"..."), ("rf-stage", b"decode")]
+            headers += [("__connect.errors.exception.message", b"...")]
+        if route == "expired":
+            headers += [("rf-late-by", b"9")]
+        if route in ("error", "expired"):
+            place = (b"orders", b"%d" % record.partition, b"%d" % record.offset)
+            headers += [(f"__connect.errors.{name}", value) for name, value in zip(NAMES, place, strict=True)]
         if first:
             headers += [("rf-first", b"orders/%d/%d" % first)]
         key = STAMP.pack(PIDS[route], record.partition, record.offset)
@@ -125,8 +132,17 @@ def test_a_wrong_topic_is_reported(damage: Callable[[Outputs], None], problem: s
 def test_a_wrong_reason_is_reported() -> None:
     outputs = perfect_outputs()
     row = outputs["error"][0]
-    row.headers[-3] = ("rf-reason", b"other")
+    row.headers[row.headers.index(("rf-stage", b"decode")) - 2] = ("rf-reason", b"other")
     assert "has the reason b'other'" in problems(outputs)
+
+
+@pytest.mark.parametrize("route", ["error", "expired"])
+@pytest.mark.parametrize("name", ["partition", "offset"])
+def test_a_wrong_place_is_reported(route: str, name: str) -> None:
+    outputs = perfect_outputs()
+    row = outputs[route][0]
+    row.headers[NAMES.index(name) - 3] = (f"__connect.errors.{name}", b"77")
+    assert "names another place in the input" in problems(outputs)
 
 
 def test_a_wrong_first_record_is_reported() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.spark.error_reasons import REASONS
-from replayfilter.spark.output_headers import FIRST_HEADER
+from replayfilter.spark.output_headers import CONNECT_HEADERS, CONNECT_MESSAGE, FIRST_HEADER, LATE_HEADER
 from tests.support.paths import ROOT
 
 PAGES = sorted(ROOT.glob("*.md"))
@@ -36,6 +36,6 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def test_every_reason_and_header_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "reference" / "reasons-and-headers.md").read_text("utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(REASONS)
-    headers = set(re.findall(r"^\| `(rf-\w+)` \|", text, re.MULTILINE))
-    of_watermark = {WATERMARK_HEADER, SERVICE_HEADER}
-    assert headers == {"rf-stamp", "rf-reason", "rf-message", "rf-stage", FIRST_HEADER} | of_watermark
+    headers = set(re.findall(r"^\| `((?:rf-|__)[\w.-]+)` \|", text, re.MULTILINE))
+    others = {WATERMARK_HEADER, SERVICE_HEADER, CONNECT_MESSAGE, *CONNECT_HEADERS, LATE_HEADER, FIRST_HEADER}
+    assert headers == {"rf-stamp", "rf-reason", "rf-message", "rf-stage"} | others

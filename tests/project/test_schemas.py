@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import runpy
 import tomllib
 from io import BytesIO
@@ -18,6 +19,7 @@ from replayfilter.demo.stream import generate
 from replayfilter.formats import AvroSpec, KeySpec, RecordColumns, build_extractor
 from replayfilter.service.config.model import keys_by_section
 from replayfilter.spark.error_reasons import REASONS
+from replayfilter.spark.output_headers import CONNECT_HEADERS, CONNECT_MESSAGE
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "schemas"
@@ -117,14 +119,16 @@ def test_the_orders_of_the_demo_are_valid_and_the_broken_ones_are_not() -> None:
 
 def test_every_reason_is_valid_in_the_headers() -> None:
     headers = {"rf-reason": "json", "rf-message": "why", "rf-stage": "decode"}
+    headers |= {CONNECT_MESSAGE: "why"} | dict(zip(CONNECT_HEADERS, ("orders", "0", "17"), strict=True))
     check = validator("error-headers.schema.json")
     parsed = fastavro.parse_schema(json.loads((FOLDER / "error-headers.avsc").read_text("utf-8")))
     for reason in REASONS:
         check.validate(headers | {"rf-reason": reason})
-        fastavro.schemaless_writer(
-            BytesIO(), parsed, {"rf_reason": reason, "rf_message": "why", "rf_stage": "route"}
-        )
+        named = headers | {"rf-reason": reason}
+        in_avro = {re.sub("[-.]", "_", name): value for name, value in named.items()}
+        fastavro.schemaless_writer(BytesIO(), parsed, in_avro)
     assert not check.is_valid(headers | {"rf-reason": "because"})
+    assert not check.is_valid(headers | {CONNECT_HEADERS[2]: "-"})
 
 
 def test_a_stamp_is_valid_in_its_schemas() -> None:

@@ -33,6 +33,7 @@ def test_ordered_with_a_jump_across_a_restart(bootstrap: str, tmp_path: Path) ->
     assert pipeline.values(Route.UNIQUE) == [first[0], first[2], second[1], second[3], second[4]]
     assert pipeline.values(Route.DUPLICATE) == [first[3], second[2]]
     assert pipeline.values(Route.EXPIRED) == [second[0]]
+    assert ("rf-late-by", b"10") in pipeline.read(Route.EXPIRED)[0].headers, "in units of the key"
     jumped = pipeline.read(Route.ERROR)
     assert [found.value for found in jumped] == [first[1], second[5]]
     assert {("rf-reason", b"jump"), ("rf-stage", b"route")} <= set(jumped[0].headers)
@@ -51,6 +52,7 @@ def test_categorical_across_a_restart(bootstrap: str, tmp_path: Path) -> None:
     assert pipeline.values(Route.UNIQUE) == [first[0], first[2], first[3], second[1], second[4]]
     assert pipeline.values(Route.DUPLICATE) == [first[1], second[0], second[3]]
     assert pipeline.values(Route.EXPIRED) == [second[2], second[5]]
+    assert all(len(row.headers) == 3 for row in pipeline.read(Route.EXPIRED)), "where they were, no lateness"
     # By shard: "a" in both and "b" in one, then "c" and "d".
     assert pipeline.counts("state_buckets") == [3, 2]
 

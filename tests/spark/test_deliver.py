@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -111,9 +112,10 @@ def test_records_without_a_timestamp_have_no_delay(monkeypatch: pytest.MonkeyPat
 def test_each_record_gets_exactly_one_route() -> None:
     decided = np.array([0, 5, 0, 0], np.uint8)
     given = routes(([0, 3], [1, 2]), ([2], [3]))
-    codes, firsts = given.take(CHUNK, decided)
-    assert codes.tolist() == [1, 5, 3, 2]
-    assert firsts == {}
+    found = given.take(CHUNK, decided)
+    assert found.codes.tolist() == [1, 5, 3, 2]
+    assert not found.firsts
+    assert not found.late
     given.check_used_up()
     for wrong in (
         routes(([0, 3], [1, 2])),  # row 2 has none
@@ -141,10 +143,46 @@ def test_routes_name_the_first_records_of_duplicates() -> None:
     ]
     made = LaneRoutes()
     made.add(routes_from_bytes(routes_to_bytes(sent)))
-    codes, firsts = made.take(CHUNK, np.zeros(2, np.uint8))
-    assert codes.tolist() == [1, 2]
-    assert firsts == {1: "s/3/9"}
-    assert made.take(other, np.zeros(1, np.uint8))[1] == {}
+    found = made.take(CHUNK, np.zeros(2, np.uint8))
+    assert found.codes.tolist() == [1, 2]
+    assert found.firsts == {1: "s/3/9"}
+    assert made.take(other, np.zeros(1, np.uint8)).firsts == {}
+
+
+def test_an_expired_record_says_how_late_it_is_and_where_it_was() -> None:
+    """In the input's order, also if records before it go nowhere, and whatever shard decided it."""
+    chunks = (ChunkId("t", 0, 5), ChunkId("t", 4, 90))
+    records = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"a", b"b", b"c", b"d"], pa.binary()),
+            "offset": pa.array([5, 6, 90, 92], pa.int64()),
+            "timestamp": pa.array([1] * 4, pa.int64()),
+            "route": pa.array([Route.REPLAY, 0, 0, 0], pa.uint8()),
+            "key": pa.array([None] * 4, pa.binary()),
+        }
+    )
+    codes = np.array([Route.EXPIRED, Route.UNIQUE], np.uint8)
+    decided = [
+        Routes("t", 0, 5, np.array([1], np.uint32), codes[:1], late=np.array([2**64 - 1], np.uint64)),
+        Routes("t", 4, 90, np.array([0, 1], np.uint32), codes[::-1], late=np.array([5], np.uint64)),
+    ]
+    sink, made, written = pa.BufferOutputStream(), LaneRoutes(), Written()
+    Payload(chunks, (2, 4), records, {}).write_to(sink)
+    made.add(routes_from_bytes(routes_to_bytes(decided)))
+    settings = replace(
+        SETTINGS,
+        outputs={Route.UNIQUE: Output("u", 3), Route.EXPIRED: Output("e", 3)},
+        output_key="preserve",
+        rules=Rules(replay=False, unit="s"),
+    )
+    LaneWriter(settings, made, written, 0).deliver(iter([Row(PAYLOAD, 0, sink.getvalue())]))  # type: ignore[arg-type]
+    found = [(topic, headers) for chunk in written.chunks for _, topic, *_, headers in chunk.rows()]
+    names = ("rf-late-by", "__connect.errors.topic", "__connect.errors.partition", "__connect.errors.offset")
+    assert found == [
+        ("e", list(zip(names, (str((2**64 - 1) * 1_000), "t", "0", "6"), strict=True))),
+        ("u", None),
+        ("e", list(zip(names, ("5000", "t", "4", "92"), strict=True))),
+    ]
 
 
 def test_a_payload_of_many_partitions_is_written_by_partition() -> None:

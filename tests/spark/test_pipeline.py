@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from replayfilter.core.routing import Route
 from replayfilter.core.stamp import Stamp
+from replayfilter.demo.stream import Headers
 from replayfilter.errors import CheckpointError, DeliveryError
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
@@ -30,6 +31,13 @@ PID = 7
 
 def stamp(offset: int, partition: int = 0) -> bytes:
     return Stamp(PID, partition, offset).to_bytes()
+
+
+def place(topic: str, partition: int, offset: int) -> Headers:
+    """The headers that say where a record was in the input."""
+    values = (topic.encode(), b"%d" % partition, b"%d" % offset)
+    names = ("__connect.errors.topic", "__connect.errors.partition", "__connect.errors.offset")
+    return list(zip(names, values, strict=True))
 
 
 def test_every_route(bootstrap: str, tmp_path: Path) -> None:
@@ -63,6 +71,9 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
     assert [row.key for row in found] == [Stamp(pid, 2, offset).to_bytes() for offset in (0, 8, 9, 10)]
     assert pipeline.values(Route.DUPLICATE) == [order(1, NOW)]
     assert pipeline.values(Route.EXPIRED) == [order(2, NOW - HOUR)]
+    assert [row.headers for row in pipeline.read(Route.EXPIRED)] == [
+        [("rf-late-by", b"%d" % HOUR), *place("every", 2, 2)]
+    ]
     assert pipeline.values(Route.REPLAY) == []
 
     errors = pipeline.read(Route.ERROR)
@@ -71,6 +82,7 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
     assert [dict(row.headers)["rf-stage"] for row in errors] == [b"decode"] * 3 + [b"route"]
     assert errors[2].headers[:4] == headers
     assert all(dict(row.headers)["rf-message"] for row in errors)
+    assert [row.headers[-3:] for row in errors] == [place("every", 2, offset) for offset in (4, 5, 6, 7)]
 
     (counts,) = (progress["observedMetrics"]["counts"] for progress in pipeline.progress)
     assert {name: counts[name] for name in ("unique", "duplicate", "expired", "error", "replay")} == {
@@ -105,6 +117,7 @@ def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_pat
     errors = pipeline.read(Route.ERROR)
     assert [row.key for row in errors] == [stamp(9), b"b"]
     assert [dict(row.headers)["rf-reason"] for row in errors] == [b"stamp", b"stamp"]
+    assert [row.headers[-3:] for row in errors] == [place("kept", 1, offset) for offset in (3, 4)]
 
 
 def test_state_survives_a_restart_and_a_repeated_batch_changes_nothing(

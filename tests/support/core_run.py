@@ -23,7 +23,7 @@ from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.key_run import Run, with_bloom
 from replayfilter.core.replay.marks import Marks
-from replayfilter.core.routing import FirstSeen, Route, RoutedBatch, route_batch
+from replayfilter.core.routing import FirstSeen, Route, RoutedBatch, Routes, route_batch
 from replayfilter.core.rules import Rules, Scope
 from replayfilter.core.stamp import Stamp, parse_stamps
 from replayfilter.core.state import ShardState
@@ -54,6 +54,7 @@ class CoreRun:
         self.states = [ShardState.empty() for _ in range(shards)]
         self.stores = [MemoryStore() for _ in range(shards)]
         self.firsts: dict[Position, Position] = {}  # duplicate -> first record, in the last batch
+        self.late: dict[Position, int] = {}  # how far each expired record of the last batch is behind
         self.stats: list[dict[str, int]] = []  # in the last batch, by shard
         self.twice = 0  # batches decided twice from the same state
 
@@ -86,7 +87,7 @@ class CoreRun:
                 _add_route(routes, given[row].position, Route.REPLAY)
             for shard, frame in zip(frames, cut.frames, strict=True):
                 shard.append(Frame.from_bytes(frame.to_bytes()) if random.random() < 0.5 else frame)
-        self.stats, self.firsts = [], {}
+        self.stats, self.firsts, self.late = [], {}, {}
         for number, own in enumerate(frames):
             random.shuffle(own)
             decided = self._decide_shard(number, own, batch.facts, random)
@@ -96,6 +97,7 @@ class CoreRun:
                     _add_route(routes, chunk[row].position, Route(code))
                 for row, first in _firsts(part.first_seen):
                     self.firsts[chunk[row].position] = first
+                self.late |= {chunk[row].position: late for row, late in _late(part)}
             self.states[number] = decided.state
             self.stats.append(decided.stats)
         return routes
@@ -193,6 +195,8 @@ def compare(stream: Stream) -> Counter[str]:
         if stream.rules.remember_first:
             firsts = {at: decision.first for at, decision in expected.items() if decision.first}
             assert core.firsts == firsts, f"batch {number}: first records {core.firsts}, model {firsts}"
+        late = {at: decision.late for at, decision in expected.items() if decision.late is not None}
+        assert core.late == late, f"batch {number}: behind by {core.late}, model {late}"
         assert len(found) == len(expected), (
             f"batch {number}: the core has routes for records that it was not given"
         )
@@ -308,11 +312,19 @@ def _firsts(seen: FirstSeen | None) -> list[tuple[int, Position]]:
     return firsts
 
 
+def _late(part: Routes) -> list[tuple[int, int]]:
+    """Each expired record's row in its chunk, and how far it is behind."""
+    if part.late is None:
+        return []
+    expired = part.rows[part.codes == Route.EXPIRED]
+    return list(zip(expired.tolist(), part.late.tolist(), strict=True))
+
+
 def _comparable(batch: RoutedBatch) -> object:
     parts: list[object] = [
         (p.topic, p.partition, p.first, p.rows.tolist(), p.codes.tolist()) for p in batch.routes
     ]
-    parts += [_firsts(part.first_seen) for part in batch.routes]
+    parts += [(_firsts(part.first_seen), _late(part)) for part in batch.routes]
     return parts, batch.state.to_bytes(), batch.stats
 
 

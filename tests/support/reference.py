@@ -54,11 +54,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Decision:
-    """A route, and why; of a duplicate also the first record, which it repeats."""
+    """A route, and why; of a duplicate the first record, of an expired record how far it is behind."""
 
     route: Route
     why: str
     first: Position | None = None
+    late: int | None = None
 
 
 @dataclass
@@ -159,7 +160,8 @@ class Model:
             assert view.latest is not None
             age = view.latest - record.expiry
             if age >= self.rules.period:
-                return Decision(Route.EXPIRED, f"{age} behind {view.latest}, period {self.rules.period}")
+                why = f"{age} behind {view.latest}, period {self.rules.period}"
+                return Decision(Route.EXPIRED, why, late=age)
         first = self._first_accepted(record, view.latest)
         if first is not None:
             why = f"key accepted with expiry key {first}, latest {view.latest}"

@@ -58,6 +58,15 @@ def aged(latest: NDArray[np.int64], expiry: NDArray[np.int64], period: int) -> N
     return reachable & (expiry <= latest - np.int64(period))
 
 
+def behind(latest: NDArray[np.int64], expiry: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """uint64[n]: latest point - expiry key, for records that are not ahead of it.
+
+    >>> behind(np.array([57, 2**63 - 1]), np.array([47, -(2**63)])).tolist()
+    [10, 18446744073709551615]
+    """
+    return latest.view(np.uint64) - expiry.view(np.uint64)  # unsigned, so it can't overflow
+
+
 def find_jumps(
     latest: int, expiry: NDArray[np.int64], advances: NDArray[np.bool_], max_jump: int
 ) -> NDArray[np.bool_]:

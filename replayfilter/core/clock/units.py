@@ -22,6 +22,15 @@ def time_in_unit(time_us: int, unit: str) -> int:
     return time_us * _US_NS // UNIT_NS[unit]
 
 
+def length_in_ms(length: int, unit: str) -> int:
+    """A length in ``unit`` as whole milliseconds, rounded down; one in a unit that is no time as it is.
+
+    >>> length_in_ms(3, "s"), length_in_ms(3_999, "us"), length_in_ms(7, "integer")
+    (3000, 3, 7)
+    """
+    return length * UNIT_NS[unit] // UNIT_NS["ms"] if unit in UNIT_NS else length
+
+
 def future_threshold(batch_time_us: int, max_future_us: int, unit: str) -> int:
     """The largest expiry key, in ``unit``, that is not in the future; clipped to int64.
 
