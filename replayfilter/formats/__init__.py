@@ -103,8 +103,11 @@ def _misplaced_fields(key: list[Field], expiry: Field | None) -> list[str]:
             )
         if any((field.location, field.names) == (other.location, other.names) for other in key[:i]):
             errors.append(f'dedup.key: "{field.text}" is listed twice; list it once')
-    if expiry and expiry.location not in (Location.PATH, Location.TIMESTAMP):
-        errors.append(f'dedup.expiry_key: "{expiry.text}" has no order; use a field path or "@timestamp"')
+    if expiry and expiry.location in (Location.KEY, Location.VALUE):
+        errors.append(
+            f'dedup.expiry_key: "{expiry.text}" has no order; use a field path, "@timestamp" or '
+            '"@header:NAME"'
+        )
     return errors
 
 
@@ -117,6 +120,7 @@ def _paths_in_raw(key: list[Field], expiry: Field | None) -> list[str]:
     ]
     if expiry and expiry.location is Location.PATH:
         errors.append(
-            f'dedup.expiry_key: "{expiry.text}" is a field path, {remedy} "@timestamp", or format "json"'
+            f'dedup.expiry_key: "{expiry.text}" is a field path, {remedy} "@timestamp" or "@header:NAME", '
+            'or format "json"'
         )
     return errors

@@ -7,12 +7,14 @@
   if there is no offset. The result is in microseconds since 1970, negative before; more digits are rounded
   down.
 - An :class:`Instant` (a timestamp type, in formats that have one) is converted to the unit, rounded down.
+- Headers are text: ISO 8601, or a whole number in decimal digits. See :func:`from_text`.
 - Kafka's timestamp is in ms and is converted to the unit: for ``s`` it is rounded down, for ``iso8601`` it
   becomes microseconds, for ``integer`` it stays in ms. Kafka uses -1 for "no timestamp".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -28,6 +30,7 @@ from replayfilter.formats.spec import Reason, RecordError, shorten
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_TIMESTAMP = -1
+_DIGITS = re.compile("-?[0-9]{1,1000}")  # int() refuses more than 4,300
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000, "iso8601": 1_000, "integer": 1, "category": 1}
 
 Errors = dict[int, RecordError]
@@ -74,6 +77,28 @@ def read_expiry(column: Sequence[object], name: str, unit: str, errors: Errors) 
             pass
     what = "a whole number" if unit == "integer" else f"a whole number of {unit}"
     return _one_by_one(column, partial(_integer, unit), name, what, errors)
+
+
+def from_text(column: Sequence[object], unit: str) -> list[object]:
+    """A column of texts for :func:`read_expiry`: bytes in UTF-8 decoded, and digits read as whole numbers.
+
+    >>> from_text([b"17", b"-1", b"1.5", None], "ms")
+    [17, -1, '1.5', None]
+    """
+    if unit == "category":
+        return list(column)
+    return [_from_text(value, unit != "iso8601") for value in column]
+
+
+def _from_text(value: object, as_number: bool) -> object:
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return value  # read_expiry reports it as bytes
+    if as_number and isinstance(value, str) and _DIGITS.fullmatch(value):
+        return int(value)
+    return value
 
 
 def read_timestamps(
@@ -151,7 +176,7 @@ def _instant(value: object) -> int:
 
 def _absent_or_wrong(value: object) -> _Unusable:
     if value is MISSING:
-        return _Unusable(Reason.EXPIRY_MISSING, "no such field")
+        return _Unusable(Reason.EXPIRY_MISSING, "nothing")
     if value is None:
         return _Unusable(Reason.EXPIRY_MISSING, "null")
     if isinstance(value, bool):

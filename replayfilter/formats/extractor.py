@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN, UNIT_NS
 from replayfilter.core.digest import Missing, digest_keys
-from replayfilter.formats.expiry_keys import read_expiry, read_timestamps
+from replayfilter.formats.expiry_keys import from_text, read_expiry, read_timestamps
 from replayfilter.formats.fields import Field, Location, metadata_column
 from replayfilter.formats.spec import Extraction, Reason, RecordColumns, RecordError
 
@@ -81,6 +81,9 @@ class FieldExtractor:
             expiry = np.zeros(n, dtype=np.int64)
         elif self._expiry.location is Location.TIMESTAMP:
             expiry = read_timestamps(batch.timestamps_ms, self._unit, errors)
+        elif self._expiry.location is Location.HEADER:
+            texts = from_text(metadata_column(self._expiry, batch), self._unit)
+            expiry = read_expiry(texts, self._expiry.text, self._unit, errors)
         else:
             expiry = read_expiry(next(path_columns), self._expiry.text, self._unit, errors)
         origins: Sequence[object] = ()

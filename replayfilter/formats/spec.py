@@ -68,7 +68,8 @@ class KeySpec:
     - ``format``: "json", "avro" (``avro`` then says where the schemas are) or "raw".
     - ``key``: the fields that make two records the same: dotted paths (``user.id``), ``@key``, ``@value``
       or ``@header:NAME`` (the last header of that name). Empty: no dedup; all digests are zero.
-    - ``expiry_key``: a dotted path or ``@timestamp``. None: records don't age; all expiry keys are zero.
+    - ``expiry_key``: a dotted path, ``@timestamp`` or ``@header:NAME``. None: records don't age; all
+      expiry keys are zero.
     - ``unit``: s, ms, us, ns, iso8601, integer, or category for keys without an order.
     - ``origin``: who wrote a record, a dotted path or ``@header:NAME``; ``time``: its event time in
       ``time_unit``, a dotted path or ``@timestamp``. None if there is no low watermark to compute.

@@ -85,7 +85,7 @@ def test_missing() -> None:
         RecordColumns([b'{"a": {}}', b"{}", b'{"a": 1}'])
     )
     assert [f.reason for f in result.errors] == [Reason.EXPIRY_MISSING] * 3
-    assert result.errors[0].message == "a.b: found no such field, expected a whole number of ms"
+    assert result.errors[0].message == "a.b: found nothing, expected a whole number of ms"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,39 @@ def test_headers() -> None:
     assert [f.row for f in alone.errors] == [2, 3, 4, 5]
 
 
+def test_a_header_as_expiry_key() -> None:
+    """Its value is text: a whole number in digits, or ISO 8601."""
+    sent = [b"1700000000123", b"-5", None, b"1.5", b"\xff", b"9" * 30, b""]
+    headers: list[list[tuple[str, bytes | None]] | None] = [[("ts", value)] for value in sent]
+    headers += [None, [("ts", b"1"), ("ts", b"2")], [("TS", b"1")]]
+    batch = RecordColumns([b""] * len(headers), [b"k"] * len(headers), headers=headers)
+    extractor = build_extractor(KeySpec("raw", ("@key",), "@header:ts", "ms"))
+    assert extractor.needs == {"keys", "headers"}
+    result = extractor(batch)
+    assert result.expiry.tolist() == [1_700_000_000_123, -5, 0, 0, 0, 0, 0, 0, 2, 0]
+    assert [(error.row, error.reason, error.message) for error in result.errors] == [
+        (row, reason, f"@header:ts: found {found}, expected a whole number of ms")
+        for row, reason, found in [
+            (2, Reason.EXPIRY_MISSING, "null"),
+            (3, Reason.EXPIRY_TYPE, "text '1.5'"),
+            (4, Reason.EXPIRY_TYPE, "bytes b'\\xff'"),
+            (5, Reason.EXPIRY_RANGE, "9" * 30 + ", which does not fit int64"),
+            (6, Reason.EXPIRY_TYPE, "text ''"),
+            (7, Reason.EXPIRY_MISSING, "nothing"),
+            (9, Reason.EXPIRY_MISSING, "nothing"),
+        ]
+    ]
+    times = [[("ts", b"1970-01-01T00:00:01Z")], [("ts", b"1")]]
+    result = build_extractor(KeySpec("raw", ("@key",), "@header:ts", "iso8601"))(
+        RecordColumns([b""] * 2, [b"k"] * 2, headers=times)
+    )
+    assert (result.expiry.tolist(), [error.row for error in result.errors]) == ([1_000_000, 0], [1])
+    result = build_extractor(KeySpec("raw", ("@key",), "@header:ts", "category"))(
+        RecordColumns([b""] * 2, [b"k"] * 2, headers=times)
+    )
+    assert len(set(result.expiry.tolist())) == 2
+
+
 def test_an_empty_batch() -> None:
     result = build_extractor(KeySpec("raw", ("@key",), "@timestamp", "us"))(RecordColumns([]))
     assert (result.expiry.shape, result.digests.shape, result.errors) == ((0,), (0, 2), [])
@@ -92,7 +125,7 @@ def test_raw_has_no_fields() -> None:
         'dedup.key: "id" is a field path, but format "raw" has no fields; '
         'use "@key", "@value" or "@header:NAME", or "json"',
         'dedup.expiry_key: "ts" is a field path, but format "raw" has no fields; '
-        'use "@timestamp", or format "json"',
+        'use "@timestamp" or "@header:NAME", or format "json"',
     ]
 
 

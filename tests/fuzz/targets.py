@@ -70,7 +70,10 @@ def json_values(data: bytes) -> None:
     extract(JSON[len(data) % 3], RecordColumns(split(data)))
 
 
-RAW = build_extractor(KeySpec("raw", ("@value", "@key", "@header:h"), "@timestamp", "ns"))
+RAW = [
+    build_extractor(KeySpec("raw", ("@value", "@key", "@header:h"), expiry, unit))
+    for expiry, unit in (("@timestamp", "ns"), ("@header:h", "s"), ("@header:h", "iso8601"))
+]
 
 
 def raw_values(data: bytes) -> None:
@@ -79,7 +82,7 @@ def raw_values(data: bytes) -> None:
     n = len(values)
     times = np.frombuffer((data + bytes(8 * n))[: 8 * n], np.int64)
     headers = [[("h", value)] if value and len(value) % 2 else None for value in values]
-    extract(RAW, RecordColumns(values, values[::-1], times, headers))
+    extract(RAW[n % 3], RecordColumns(values, values[::-1], times, headers))
 
 
 INNER = {

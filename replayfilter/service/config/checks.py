@@ -141,7 +141,8 @@ def _fields(config: Config) -> Iterator[Problem]:
                 'record; choose fields of the value, or set input.stamp = "header"'
             )
             yield Problem(path, message, ("input.stamp",))
-    if dedup.expiry_key and (wrong := _wrong_field(dedup.expiry_key, raw, (Location.TIMESTAMP,))):
+    ages = (Location.TIMESTAMP, Location.HEADER)
+    if dedup.expiry_key and (wrong := _wrong_field(dedup.expiry_key, raw, ages)):
         yield Problem("dedup.expiry_key", f"dedup.expiry_key: {wrong}", ("input.format",))
 
 

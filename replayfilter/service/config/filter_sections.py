@@ -62,7 +62,7 @@ class Dedup(Section):
         "",
         'The field that ages a record. Not needed with `clock = "none"` and `match = "window"`.',
         ["ts"],
-        unit="a path or `@timestamp`",
+        unit="a path, `@timestamp` or `@header:NAME`",
         unset=REQUIRED,
     )
     unit: Literal["s", "ms", "us", "ns", "iso8601", "integer"] = setting(

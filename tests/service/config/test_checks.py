@@ -76,8 +76,9 @@ def test_a_wrong_value_causes_no_further_errors() -> None:
 def test_raw_records_have_no_fields() -> None:
     errors = errors_of(input={"format": "raw"})
     assert [error.split(":")[0] for error in errors] == ["dedup.key.0", "dedup.expiry_key"]
-    right = {"key": ["@value", "@header:id"], "expiry_key": "@timestamp"}
-    assert config_with(input={"format": "raw"}, dedup=right).dedup.expiry_key == "@timestamp"
+    for expiry_key in ("@timestamp", "@header:ts"):
+        right = {"key": ["@value", "@header:id"], "expiry_key": expiry_key}
+        assert config_with(input={"format": "raw"}, dedup=right).dedup.expiry_key == expiry_key
 
 
 @pytest.mark.parametrize(
