@@ -1,4 +1,4 @@
-"""Extracts dedup keys and expiry keys from records: JSON, Avro and opaque bytes.
+"""Extracts dedup keys and expiry keys from records: JSON, Avro, CloudEvents and opaque bytes.
 
 >>> extract = build_extractor(KeySpec("json", ("id",), "ts", "ms"))
 >>> extraction = extract(RecordColumns([b'{"id": "a", "ts": 5}', b"oops"]))
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from replayfilter.errors import ConfigError, MissingDependency
+from replayfilter.formats.cloudevents import CloudEventsReader, wrong_attribute
 from replayfilter.formats.extractor import FieldExtractor, Reader, WatermarkFields
 from replayfilter.formats.fields import Field, Location, parse_field
 from replayfilter.formats.json import JsonReader
@@ -35,7 +36,7 @@ __all__ = [
     "build_extractor",
 ]
 
-FORMATS = ("json", "avro", "raw")
+FORMATS = ("json", "avro", "cloudevents", "raw")
 
 
 def build_extractor(spec: KeySpec) -> Extractor:
@@ -58,6 +59,12 @@ def build_extractor(spec: KeySpec) -> Extractor:
     errors += _misplaced_fields(key, expiry)
     if spec.format == "raw":
         errors += _paths_in_raw(key, expiry)
+    if spec.format == "cloudevents":
+        named = [("dedup.key", field) for field in key]
+        named += [("dedup.expiry_key", expiry)] if expiry else []
+        named += [("watermark.origin", origin)] if origin else []
+        named += [("watermark.time", time)] if time else []
+        errors += [f"{setting}: {wrong}" for setting, field in named if (wrong := wrong_attribute(field))]
     if spec.format == "avro" and spec.avro is None:
         errors.append('input.format: "avro" needs schemas; set avro.encoding')
     if errors:
@@ -68,6 +75,8 @@ def build_extractor(spec: KeySpec) -> Extractor:
     reader: Reader
     if spec.avro is not None:
         reader = _avro_reader(paths, spec.avro)
+    elif spec.format == "cloudevents":
+        reader = CloudEventsReader(paths)
     else:
         reader = JsonReader(paths) if spec.format == "json" else RawReader()
     watermark = WatermarkFields(origin, time, spec.time_unit) if origin and time else None

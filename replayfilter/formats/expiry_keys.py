@@ -165,6 +165,8 @@ def _instant(value: object) -> int:
     try:
         if value[10:11] not in "Tt ":  # fromisoformat accepts any character there
             raise ValueError
+        if value.endswith("z"):  # RFC 3339 allows it, fromisoformat doesn't
+            value = f"{value[:-1]}Z"
         instant = datetime.fromisoformat(value)
     except ValueError:
         raise _Unusable(Reason.EXPIRY_TYPE, f"text {shorten(value)}") from None

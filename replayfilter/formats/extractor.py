@@ -19,15 +19,21 @@ _NEEDS = {Location.KEY: "keys", Location.HEADER: "headers", Location.TIMESTAMP: 
 
 
 class Reader(Protocol):
-    """What each format implements: it turns the values of n records into one column per field path.
+    """What each format implements: it turns n records into one column per field path.
 
     For each row that can't be read it adds an entry to ``errors``. The columns may hold anything in such a
     row. A call raises no error because of a record.
     """
 
-    def __call__(
-        self, values: Sequence[bytes | None], errors: dict[int, RecordError]
-    ) -> Sequence[Sequence[object]]:
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which columns it reads besides the values, as in :class:`Extractor`."""
+
+    @property
+    def as_text(self) -> bool:
+        """Whether numbers are in text, as in headers."""
+
+    def __call__(self, batch: RecordColumns, errors: dict[int, RecordError]) -> Sequence[Sequence[object]]:
         """One column of n values for each path."""
 
 
@@ -63,13 +69,14 @@ class FieldExtractor:
         fields = [*key]
         fields += [expiry] if expiry else []
         fields += [watermark.origin, watermark.time] if watermark else []
-        self.needs = frozenset(_NEEDS[field.location] for field in fields if field.location in _NEEDS)
+        located = frozenset(_NEEDS[field.location] for field in fields if field.location in _NEEDS)
+        self.needs = located | reader.needs
 
     def __call__(self, batch: RecordColumns) -> Extraction:
         """Extract n records. A record that can't be used is reported in ``errors``; none makes this raise."""
         n = len(batch.values)
         errors: dict[int, RecordError] = {}
-        path_columns = iter(self._reader(batch.values, errors))
+        path_columns = iter(self._reader(batch, errors))
         key = [
             next(path_columns) if field.location is Location.PATH else metadata_column(field, batch)
             for field in self._key
@@ -85,7 +92,7 @@ class FieldExtractor:
             texts = from_text(metadata_column(self._expiry, batch), self._unit)
             expiry = read_expiry(texts, self._expiry.text, self._unit, errors)
         else:
-            expiry = read_expiry(next(path_columns), self._expiry.text, self._unit, errors)
+            expiry = self._read_expiry(next(path_columns), self._expiry, self._unit, errors)
         origins: Sequence[object] = ()
         times_us = None
         if self._watermark:
@@ -96,6 +103,12 @@ class FieldExtractor:
         expiry[bad] = 0
         digests[bad] = 0
         return Extraction(expiry, digests, [errors[row] for row in bad], origins, times_us)
+
+    def _read_expiry(
+        self, column: Sequence[object], field: Field, unit: str, errors: dict[int, RecordError]
+    ) -> NDArray[np.int64]:
+        texts = from_text(column, unit) if self._reader.as_text else column
+        return read_expiry(texts, field.text, unit, errors)
 
     def _read_watermark_fields(
         self, watermark: WatermarkFields, path_columns: Iterator[Sequence[object]], batch: RecordColumns
@@ -109,7 +122,7 @@ class FieldExtractor:
         if watermark.time.location is Location.TIMESTAMP:
             times = read_timestamps(batch.timestamps_ms, watermark.unit, missing)
         else:
-            times = read_expiry(next(path_columns), watermark.time.text, watermark.unit, missing)
+            times = self._read_expiry(next(path_columns), watermark.time, watermark.unit, missing)
         unit_ns, us_ns = UNIT_NS[watermark.unit], 1_000
         limit = INT64_MAX // max(1, unit_ns // us_ns)  # larger values would overflow int64
         if unit_ns >= us_ns:

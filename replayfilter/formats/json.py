@@ -23,7 +23,7 @@ import msgspec
 
 from replayfilter.core.digest import MISSING
 from replayfilter.formats.fields import Field, look_up, outermost
-from replayfilter.formats.spec import Reason, RecordError, shorten
+from replayfilter.formats.spec import Reason, RecordColumns, RecordError, shorten
 
 Path = tuple[str, ...]
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, InvalidOperation, RecursionError, TypeError)
@@ -33,6 +33,9 @@ _BOM = b"\xef\xbb\xbf"
 
 class JsonReader:
     """An :class:`extractor.Reader` of JSON values, for ``fields`` that are paths."""
+
+    needs = frozenset[str]()
+    as_text = False
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._paths = [field.names for field in fields]
@@ -46,12 +49,12 @@ class JsonReader:
         self._readers = [_ColumnReader(tree, outer[path], path[len(outer[path]) :]) for path in self._paths]
         self._decode = msgspec.json.Decoder(_struct_type(tree), float_hook=Decimal).decode
 
-    def __call__(self, values: Sequence[bytes | None], errors: dict[int, RecordError]) -> list[list[object]]:
+    def __call__(self, batch: RecordColumns, errors: dict[int, RecordError]) -> list[list[object]]:
         """One column per path, see :class:`extractor.Reader`."""
         decode = self._decode
         records: list[object] = []
         documents: dict[int, dict[str, Any]] = {}
-        for row, value in enumerate(values):
+        for row, value in enumerate(batch.values):
             try:
                 records.append(decode(value))  # type: ignore[arg-type]  # None raises TypeError
             except _DECODE_ERRORS as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from replayfilter.formats.spec import RecordError
+from replayfilter.formats.spec import RecordColumns, RecordError
 
 
 class RawReader:
     """An :class:`extractor.Reader` without columns. It accepts every value, null too."""
 
-    def __call__(self, values: Sequence[bytes | None], errors: dict[int, RecordError]) -> list[list[object]]:
+    needs = frozenset[str]()
+    as_text = False
+
+    def __call__(self, batch: RecordColumns, errors: dict[int, RecordError]) -> list[list[object]]:
         """No columns."""
         return []

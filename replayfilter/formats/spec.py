@@ -28,6 +28,7 @@ class Reason(enum.StrEnum):
         "avro_schema"  # its schema is unknown to the registry and the schema files, or can't be used
     )
     AVRO = "avro"  # does not match its schema: truncated, trailing bytes, text that is not UTF-8
+    CLOUDEVENT = "cloudevent"  # lacks an attribute that each event has, or its event format is not JSON
     KEY = "key"  # every key field is missing or null
     EXPIRY_MISSING = "expiry_missing"  # no expiry key, or null
     EXPIRY_TYPE = "expiry_type"  # the expiry key does not have the configured unit
@@ -65,7 +66,8 @@ class AvroSpec:
 class KeySpec:
     """Which fields to extract from each record.
 
-    - ``format``: "json", "avro" (``avro`` then says where the schemas are) or "raw".
+    - ``format``: "json", "avro" (``avro`` then says where the schemas are), "cloudevents" (a path is the name
+      of an attribute) or "raw".
     - ``key``: the fields that make two records the same: dotted paths (``user.id``), ``@key``, ``@value``
       or ``@header:NAME`` (the last header of that name). Empty: no dedup; all digests are zero.
     - ``expiry_key``: a dotted path, ``@timestamp`` or ``@header:NAME``. None: records don't age; all

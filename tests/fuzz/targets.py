@@ -85,6 +85,25 @@ def raw_values(data: bytes) -> None:
     extract(RAW[n % 3], RecordColumns(values, values[::-1], times, headers))
 
 
+CLOUDEVENTS = [
+    build_extractor(KeySpec("cloudevents", ("source", "id", "subject"), expiry, unit))
+    for expiry, unit in (("time", "iso8601"), ("sequence", "integer"))
+]
+CONTENT_TYPES = [b"application/cloudevents+json", b"Application/CloudEvents+JSON;x", b"text/plain", None]
+ATTRIBUTES = ("ce_source", "ce_id", "ce_subject", "ce_time", "ce_sequence")
+
+
+def cloud_events(data: bytes) -> None:
+    """CloudEvents: the value of each in turn is the event or a header, with and without a content type."""
+    values = split(data)
+    headers: list[list[tuple[str, bytes | None]] | None] = []
+    for row, value in enumerate(values):
+        own = [(name, values[(row - at) % len(values)]) for at, name in enumerate(ATTRIBUTES)]
+        content_type = (value or b"")[:40] if row % 5 == 4 else CONTENT_TYPES[row % 5]
+        headers.append([*own, ("content-type", content_type)] if row % 7 else None)
+    extract(CLOUDEVENTS[len(data) % 2], RecordColumns(values, headers=headers))
+
+
 INNER = {
     "type": "record", "name": "In",
     "fields": [{"name": "id", "type": "long"}, {"name": "b", "type": "boolean"}],
@@ -194,6 +213,7 @@ def columns(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "json": json_values,
     "raw": raw_values,
+    "cloudevents": cloud_events,
     "avro": avro_values,
     "avro-prefix": avro_prefixes,
     "avro-schema": avro_schemas,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.core.routing import Route
+from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp
 from replayfilter.demo.stream import Headers
 from replayfilter.errors import CheckpointError, DeliveryError
@@ -118,6 +120,32 @@ def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_pat
     assert [row.key for row in errors] == [stamp(9), b"b"]
     assert [dict(row.headers)["rf-reason"] for row in errors] == [b"stamp", b"stamp"]
     assert [row.headers[-3:] for row in errors] == [place("kept", 1, offset) for offset in (3, 4)]
+
+
+def test_cloudevents_of_both_modes(bootstrap: str, tmp_path: Path) -> None:
+    keys = KeySpec("cloudevents", ("source", "id"), "time", "iso8601")
+    rules = Rules(replay=False, unit="iso8601", period=60 * 10**6, span=10**6)
+    pipeline = Pipeline(bootstrap, tmp_path, "events", keys=keys, rules=rules, output_key="preserve")
+    event = {"specversion": "1.0", "type": "t", "source": "/s", "id": "1", "time": "2024-05-01T12:00:00Z"}
+    binary: Headers = [(f"ce_{name}", value.encode()) for name, value in event.items()]
+    late: Headers = [(f"ce_{name}", value) for name, value in {"source": b"/s", "id": b"2"}.items()]
+    late += [("ce_time", b"2024-05-01T11:58:30+00:00")]
+    pipeline.publish([
+        record(None, b"k", 1, binary),
+        record(json.dumps(event).encode(), b"k", 1, [("content-type", b"application/cloudevents+json")]),
+        record(json.dumps(event | {"id": "2"}).encode(), None, 1, [("content-type", b"application/json")]),
+        record(b"data", b"k", 1, late),
+    ])  # fmt: skip
+    pipeline.run_once()
+    (unique,) = pipeline.read(Route.UNIQUE)
+    assert (unique.key, unique.value, unique.headers) == (b"k", None, binary)
+    (duplicate,) = pipeline.values(Route.DUPLICATE)
+    assert json.loads(duplicate or b"") == event
+    (expired,) = pipeline.read(Route.EXPIRED)
+    assert expired.headers == [*late, ("rf-late-by", b"90000"), *place("events", 1, 3)]
+    (error,) = pipeline.read(Route.ERROR)
+    assert dict(error.headers)["rf-reason"] == b"cloudevent"
+    assert error.headers[-3:] == place("events", 1, 2)
 
 
 def test_state_survives_a_restart_and_a_repeated_batch_changes_nothing(

@@ -18,7 +18,7 @@ from replayfilter.core.digest import MISSING
 from replayfilter.formats.avro.schemas import schemas_of
 from replayfilter.formats.avro.shape import SchemaError, Shape, Want, shape_of
 from replayfilter.formats.fields import Field, look_up, outermost
-from replayfilter.formats.spec import AvroSpec, Reason, RecordError, shorten
+from replayfilter.formats.spec import AvroSpec, Reason, RecordColumns, RecordError, shorten
 
 _DECODE_ERRORS = (EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error)
 _CONFLUENT = struct.Struct(">xi")
@@ -34,6 +34,9 @@ class AvroReader:
     :class:`UnknownSchemas` with all unknown ids in ``values`` that are not recorded.
     """
 
+    needs = frozenset[str]()
+    as_text = False
+
     def __init__(self, fields: Sequence[Field], spec: AvroSpec) -> None:
         self._paths = [field.names for field in fields]
         self._want: Want = {}
@@ -46,8 +49,9 @@ class AvroReader:
         self._schemas = schemas_of(spec)
         self._shapes: dict[int, Shape | SchemaError] = {}
 
-    def __call__(self, values: Sequence[bytes | None], errors: dict[int, RecordError]) -> list[list[object]]:
+    def __call__(self, batch: RecordColumns, errors: dict[int, RecordError]) -> list[list[object]]:
         """One column per path, see :class:`extractor.Reader`."""
+        values = batch.values
         prefixes = [self._prefix(value) if value else None for value in values]
         shapes = self._find({prefix[0] for prefix in prefixes if prefix})
         records: list[object] = []

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.errors import ConfigError
+from replayfilter.formats.cloudevents import wrong_attribute
 from replayfilter.formats.fields import Location, parse_field
 from replayfilter.kafka.client_settings import unusable_options
 from replayfilter.service.config.model import Config
@@ -82,16 +83,16 @@ def _interval(config: Config) -> Iterator[Problem]:
 
 
 def _watermark(config: Config) -> Iterator[Problem]:
-    watermark, raw = config.watermark, config.input.format == "raw"
+    watermark, form = config.watermark, config.input.format
     if config.dedup.enabled and config.clock is Clock.WATERMARK and not watermark.enabled:
         setting = format_setting("dedup.clock", "watermark")
         message = f"{setting}: there is no watermark; set watermark.enabled = true, and its origins"
         yield Problem("dedup.clock", message, ("watermark.enabled", "dedup.enabled"))
     if not watermark.enabled:
         return
-    if watermark.origin and (wrong := _wrong_field(watermark.origin, raw, (Location.KEY, Location.HEADER))):
+    if watermark.origin and (wrong := _wrong_field(watermark.origin, form, (Location.KEY, Location.HEADER))):
         yield Problem("watermark.origin", f"watermark.origin: {wrong}", ("input.format",))
-    if watermark.time and (wrong := _wrong_field(watermark.time, raw, (Location.TIMESTAMP,))):
+    if watermark.time and (wrong := _wrong_field(watermark.time, form, (Location.TIMESTAMP,))):
         yield Problem("watermark.time", f"watermark.time: {wrong}", ("input.format",))
     given = [name for name in ("origin", "time", "roster") if config.value_of(f"watermark.{name}")]
     for name in ("origin", "time", "roster") if given else ():
@@ -130,10 +131,10 @@ def _fields(config: Config) -> Iterator[Problem]:
     dedup = config.dedup
     if not dedup.enabled:
         return
-    raw = config.input.format == "raw"
+    form = config.input.format
     for index, text in enumerate(dedup.key):
         path = f"dedup.key.{index}"
-        if wrong := _wrong_field(text, raw, (Location.KEY, Location.VALUE, Location.HEADER)):
+        if wrong := _wrong_field(text, form, (Location.KEY, Location.VALUE, Location.HEADER)):
             yield Problem(path, f"{path}: {wrong}", ("input.format",))
         if text == "@key" and config.input.stamp == "key":
             message = (
@@ -142,19 +143,24 @@ def _fields(config: Config) -> Iterator[Problem]:
             )
             yield Problem(path, message, ("input.stamp",))
     ages = (Location.TIMESTAMP, Location.HEADER)
-    if dedup.expiry_key and (wrong := _wrong_field(dedup.expiry_key, raw, ages)):
+    if dedup.expiry_key and (wrong := _wrong_field(dedup.expiry_key, form, ages)):
         yield Problem("dedup.expiry_key", f"dedup.expiry_key: {wrong}", ("input.format",))
 
 
-def _wrong_field(text: str, raw: bool, allowed: tuple[Location, ...]) -> str | None:
+def _wrong_field(text: str, form: str, allowed: tuple[Location, ...]) -> str | None:
     """What is wrong with a field's name; ``allowed`` are the locations besides a path into the value."""
     try:
-        location = parse_field(text).location
+        field = parse_field(text)
+        location = field.location
     except ValueError as error:
         return str(error)
+    if form == "cloudevents" and (wrong := wrong_attribute(field)):
+        return wrong
     choices = ", ".join(f'"{each.value}"' for each in allowed)
     if location is Location.PATH:
-        return f'"{text}" is a field, and input.format "raw" has none; use {choices}' if raw else None
+        return (
+            f'"{text}" is a field, and input.format "raw" has none; use {choices}' if form == "raw" else None
+        )
     return None if location in allowed else f'"{text}" can\'t be used here; use a field or {choices}'
 
 

@@ -115,10 +115,11 @@ class Input(Section):
         unit="list of topics",
         unset=REQUIRED,
     )
-    format: Literal["json", "avro", "raw"] = setting(
+    format: Literal["json", "avro", "cloudevents", "raw"] = setting(
         "json",
-        "The format of the values. `avro` needs the section [avro]. Values in `raw` have no fields: only `@` "
-        "names can be used.",
+        "The format of the values. `avro` needs the section [avro]. `cloudevents`: fields are the attributes "
+        "of CloudEvents, in headers or in the value. Values in `raw` have no fields: only `@` names can be "
+        "used.",
         ["raw"],
     )
     stamp: Literal["key", "header", "none"] = setting(

@@ -3,7 +3,7 @@
 All errors are reported at once, so that nobody has to correct a file one message at a time. The steps:
 
 1. read the tables of the file, and merge those of the environment into them;
-2. replace old names of keys by their new ones;
+2. replace old names of keys by their new ones, and add the keys that a format sets;
 3. check each value by its type;
 4. leave out the wrong values, and check the rules between keys (checks.py) with what is left.
 """
@@ -16,7 +16,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from replayfilter.core.clock.clocks import Clock
 from replayfilter.errors import ConfigError
+from replayfilter.formats import cloudevents
 from replayfilter.service.config.checks import broken_rules
 from replayfilter.service.config.environment import SECTIONS_WITH_OPTIONS, environment_tables
 from replayfilter.service.config.model import Config, keys_by_section
@@ -24,6 +26,7 @@ from replayfilter.service.config.renamed import with_new_names
 from replayfilter.settings.messages import explain, in_documented_order, path_of, unknown_variables
 from replayfilter.settings.toml_file import read_toml
 
+_CLOCKS_OF_TIME = [clock.value for clock in Clock if clock.reads_time]
 ErrorLocation = tuple[int | str, ...]  # where pydantic found an error: section, key, index
 
 
@@ -45,14 +48,15 @@ def config_from(tables: Mapping[str, Any], warn: Callable[[str], None] | None = 
     if warn is not None:
         for sentence in renamed.warnings:
             warn(sentence)
+    tables = _with_keys_of_format(renamed.tables)
     try:
-        config = Config.model_validate(renamed.tables)
+        config = Config.model_validate(tables)
     except ValidationError as failure:
         found = failure.errors()
         for error in found:
             as_given: dict[str, Any] = {**error, "loc": _location_as_given(error["loc"], renamed.used)}
             errors[path_of(error)] = explain(as_given, keys)
-        config = Config.model_validate(_without(renamed.tables, [error["loc"] for error in found]))
+        config = Config.model_validate(_without(tables, [error["loc"] for error in found]))
     for path, message in broken_rules(config, frozenset(errors)):
         errors.setdefault(path, message)
     if errors:
@@ -88,6 +92,19 @@ def _with_flat_options(tables: dict[str, Any]) -> dict[str, Any]:
         if isinstance(table, dict) and isinstance(options := table.get("options"), dict):
             tables = tables | {section: table | {"options": flat(options)}}
     return tables
+
+
+def _with_keys_of_format(tables: dict[str, Any]) -> dict[str, Any]:
+    """``tables`` with the keys that CloudEvents give dedup, unless they are set."""
+    source, dedup = tables.get("input"), tables.get("dedup", {})
+    if not isinstance(source, dict) or source.get("format") != "cloudevents" or not isinstance(dedup, dict):
+        return tables
+    dedup = {"key": list(cloudevents.KEY), **dedup}
+    if "expiry_key" not in dedup and dedup.get("clock", "tuple") in _CLOCKS_OF_TIME:
+        dedup["expiry_key"] = cloudevents.EXPIRY_KEY
+    if dedup.get("expiry_key") == cloudevents.EXPIRY_KEY:
+        dedup = {"unit": cloudevents.UNIT, **dedup}
+    return tables | {"dedup": dedup}
 
 
 def _location_as_given(location: ErrorLocation, old_names: Mapping[str, str]) -> ErrorLocation:

@@ -8,7 +8,7 @@ import pytest
 
 from replayfilter.errors import ConfigError
 from replayfilter.service.config.loader import load
-from tests.support.configs import EXAMPLE, errors_of
+from tests.support.configs import EXAMPLE, config_with, errors_of
 
 
 def test_the_example_is_valid_and_has_the_documented_defaults() -> None:
@@ -58,6 +58,26 @@ duplicate = "o"
 [http]
 port = 99999
 """
+
+
+def test_cloudevents_set_the_key_and_what_ages_events() -> None:
+    """But not over what is set, and no time for clocks that don't read one."""
+    nothing = {"key": None, "expiry_key": None, "unit": None}
+    for changes, expected in (
+        ({}, (["source", "id"], "time", "iso8601")),
+        ({"unit": "s"}, (["source", "id"], "time", "s")),
+        ({"key": ["id"], "expiry_key": "@timestamp"}, (["id"], "@timestamp", "ms")),
+        ({"clock": "none", "period": None}, (["source", "id"], "", "ms")),
+        ({"clock": "ordered", "period": 9, "expiry_key": "sequence"}, (["source", "id"], "sequence", "ms")),
+    ):
+        dedup = config_with(input={"format": "cloudevents"}, dedup=nothing | changes).dedup
+        assert (dedup.key, dedup.expiry_key, dedup.unit) == expected
+    wrong = {"format": "cloudevents"}
+    assert (
+        "dedup.expiry_key: missing"
+        in errors_of(input=wrong, dedup=nothing | {"clock": "ordered", "period": 9})[0]
+    )
+    assert "not an attribute" in errors_of(input=wrong, dedup=nothing | {"key": ["data.id"]})[0]
 
 
 def test_all_errors_are_reported_at_once_with_path_and_remedy(tmp_path: Path) -> None:
