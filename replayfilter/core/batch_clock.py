@@ -8,6 +8,7 @@ are in ``clock/expiry.py``, those of categories in ``clock/categories.py``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +20,22 @@ from replayfilter.core.clock.categories import Categories
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.expiry import aged, find_jumps, latest_points
 from replayfilter.core.clock.units import UNKNOWN, time_in_unit
+from replayfilter.core.frames import NULL
 from replayfilter.core.part_groups import PartGroup, Parts
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import OnNull, Rules
 from replayfilter.core.state import ShardState
 
 
 class Ages(NamedTuple):
-    """For each of n rows: the latest point int64[n], whether it is expired, and whether it is a jump."""
+    """For each of n rows: the latest point int64[n], whether it is expired, and whether it is a jump.
+
+    ``expiry`` int64[n]: its expiry key; the latest point for a null value, which has none.
+    """
 
     latest: NDArray[np.int64]
     expired: NDArray[np.bool_]
     jumps: NDArray[np.bool_]
+    expiry: NDArray[np.int64]
 
 
 class BatchClock:
@@ -49,8 +55,13 @@ class BatchClock:
     def check(self, group: PartGroup, passed: NDArray[np.bool_]) -> Ages:
         """The ages of a group's rows; ``passed`` bool[n]: those that are neither replay nor future."""
         rules, nothing = self.rules, np.zeros(len(passed), np.bool_)
+        if rules.on_null is not OnNull.ERROR:
+            null = (group.flags & NULL) != 0
+            if null.any():
+                return self._check_with_nulls(group, passed, null)
         if self.categories is not None:
-            return Ages(group.expiry, self._closed(self.categories, group, passed), nothing)
+            closed = self._closed(self.categories, group, passed)
+            return Ages(group.expiry, closed, nothing, group.expiry)
         advances = passed if rules.clock.moved_by_records else nothing
         jumps = nothing
         before = self._points[group.inputs]
@@ -62,7 +73,16 @@ class BatchClock:
         self._points[group.inputs] = after
         self.latest = max(self.latest, int(after.max(initial=self.latest)))
         expired = aged(points, group.expiry, rules.period) if rules.clock.expires else nothing
-        return Ages(points, expired, jumps)
+        return Ages(points, expired, jumps, group.expiry)
+
+    def _check_with_nulls(self, group: PartGroup, passed: NDArray[np.bool_], null: NDArray[np.bool_]) -> Ages:
+        """The same for a group with null values: they don't advance the latest point and are as old as it."""
+        flags = group.flags & ~np.uint8(NULL)
+        ages = self.check(replace(group, flags=flags), passed & ~null)
+        expiry = group.expiry
+        if self.rules.clock.has_latest_point:
+            expiry = np.where(null, ages.latest, expiry)
+        return ages._replace(expired=ages.expired & ~null, expiry=expiry)
 
     def _closed(
         self, categories: Categories, group: PartGroup, passed: NDArray[np.bool_]

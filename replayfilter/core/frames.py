@@ -21,7 +21,8 @@ Rules:
   marks are. It is in no frame.
 - Therefore the offsets of a source rise within a part, and to find replays it is enough to compare each
   offset with the mark before the chunk.
-- A record without a stamp has source -1. A record in the future may move a mark, but not the latest point.
+- A record without a stamp has source -1. A record in the future, or with a null value, may move a mark, but
+  not the latest point.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ OWN = 1  # decided by this shard; other rows are witnesses
 FUTURE = 2  # later than batch time + max_future: doesn't move the latest point
 FIRST = 4  # first row of its source in the chunk: a gap if above the mark before the chunk + 1
 JUMP = 8  # a gap: above the offset of its source's previous row in the chunk + 1
+NULL = 16  # a null value: has no expiry key, and doesn't move the latest point
 
 NO_SOURCE = -1
 
@@ -61,7 +63,7 @@ class FramePart:
     - ``pids`` int64[s], ``partitions`` int32[s]: the sources.
     - ``row`` uint32[n]: index in the chunk. ``source`` int32[n]: index of the source, -1 for no stamp.
       ``offset`` int64[n]: the stamp's offset. ``expiry`` int64[n]: expiry key in its unit.
-      ``flags`` uint8[n]: OWN, FUTURE, FIRST, JUMP.
+      ``flags`` uint8[n]: OWN, FUTURE, FIRST, JUMP, NULL.
     - ``hi``, ``lo`` uint64[k]: digests of the own rows. ``input_offset`` int64[k]: their offsets in the
       input, of length 0 unless first records are remembered.
     - ``observation``: what the chunk has for the low watermark, if there is one.
@@ -193,6 +195,7 @@ def cut_frames(
     expiry_order: bool = False,
     input_offset: NDArray[np.int64] | None = None,
     observations: Mapping[int, Observation] | None = None,
+    null: NDArray[np.bool_] | None = None,
 ) -> Cut:
     """Cut the rows of c chunks that are no errors into one frame per shard.
 
@@ -205,6 +208,7 @@ def cut_frames(
     - ``expiry_order``: whether the order of the expiry keys matters.
     - ``input_offset`` int64[n]: None unless first records are remembered.
     - ``observations``: by index of the chunk; they go to every shard.
+    - ``null`` bool[n]: rows with a null value; None if there are none.
     """
     chunk = chunk_of_rows(ends)
     sources = _find_sources(stamps, chunk, len(chunks))
@@ -217,15 +221,17 @@ def cut_frames(
         rows, offset, expiry = rows[keep], offset[keep], expiry[keep]
         digests, chunk = digests[keep], chunk[keep]
         future = future[keep] if future is not None else None
+        null = null[keep] if null is not None else None
         input_offset = input_offset[keep] if len(input_offset) else input_offset
         sources = _keep_rows(sources, keep)
         ends = np.searchsorted(chunk, np.arange(len(ends)), side="right")
     flags = _order_flags(sources, offset)
     carriers = _carriers(observations or {}, rows, ends)
     weight = expiry
-    if future is not None and future.any():
-        flags[future] |= FUTURE
-        weight = np.where(future, np.iinfo(np.int64).min, expiry)
+    for timeless, flag in ((future, FUTURE), (null, NULL)):
+        if timeless is not None and timeless.any():
+            flags[timeless] |= flag
+            weight = np.where(timeless, np.iinfo(np.int64).min, weight)
     rank = np.unique(weight, return_inverse=True)[1].astype(np.int64, copy=False)
     implied_everywhere = None  # where what a row implies is the same for all shards
     if expiry_order:

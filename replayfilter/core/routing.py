@@ -5,8 +5,9 @@ A record's route is the first of these steps that applies to it:
 1. *error*: it can't be parsed. Decode has decided that before, and the record is in no frame.
 2. *replay*: it is stamped, and its offset is not above the mark of its source.
 3. *future*: its expiry key is a time later than batch time + max_future. Decode has flagged it.
-4. *jump* or *expired*: its expiry key is too far ahead of the latest point, or a period behind it.
-5. *duplicate*: its key was accepted before.
+4. *jump* or *expired*: its expiry key is too far ahead of the latest point, or a period behind it. A null
+   value has no expiry key, and is neither.
+5. *duplicate*: its key was accepted before. Null values have other keys, or none: see ``Rules.on_null``.
 6. *unique*: all others. Their keys are remembered.
 
 The records of a batch are decided in the order (topic, partition, offset), and the decisions depend only
@@ -30,11 +31,11 @@ from replayfilter.core.buckets import Buckets, RunStore
 from replayfilter.core.clock.expiry import behind
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.dedup import Candidates, find_duplicates
-from replayfilter.core.frames import FUTURE, OWN, Frame
+from replayfilter.core.frames import FUTURE, NULL, OWN, Frame
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.part_groups import Parts
 from replayfilter.core.replay.marks import BatchMarks
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import OnNull, Rules
 from replayfilter.core.state import ShardState
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkState
 from replayfilter.errors import StampError
@@ -120,6 +121,8 @@ def route_batch(
         clock.evict_before(buckets)
         first_seen = _decide_duplicates(own, buckets, parts, partitions)
         clock.evict_after(buckets)
+    if rules.on_null is OnNull.UNIQUE:
+        own.codes[own.codes == Route.UNDECIDED] = Route.UNIQUE
     seen = kept = state.marks.with_changed(marks.result(), marks.before, store)
     if facts.caught_up:
         kept = seen.without_idle(state.mark_time_us, rules.mark_ttl_us, store)
@@ -192,7 +195,7 @@ def _check_groups(
 ) -> tuple[_OwnRows, list[tuple[InputPartition, Observation]]]:
     """Steps 2 to 4 for all parts: the own rows, and what is observed, in the order of decision.
 
-    All other rows are UNIQUE for now, and candidates for step 5.
+    All other rows are UNIQUE for now, and candidates for step 5, or UNDECIDED if they are unique in any case.
     """
     rules = clock.rules
     own_rows: list[_OwnRows] = []
@@ -204,15 +207,17 @@ def _check_groups(
         steps = [(replay, Route.REPLAY)]
         if rules.dedup:
             steps += [(future, Route.FUTURE), (ages.jumps, Route.JUMP), (ages.expired, Route.EXPIRED)]
+        if rules.on_null is OnNull.UNIQUE:
+            steps.append(((group.flags & NULL) != 0, Route.UNDECIDED))  # no candidate for step 5
         codes = _first_that_applies(steps)
-        counts = (codes == Route.UNIQUE) | (codes == Route.EXPIRED)
+        counts = (codes <= Route.UNIQUE) | (codes == Route.EXPIRED)
         for part, rows, seen in zip(group.parts.tolist(), group.slices(), group.observations, strict=True):
             if seen is not None:
                 counting = group.row[rows][counts[rows]]
                 observed[part] = parts.chunks[part][:2], seen.counting(counting)
         own = (group.flags & OWN) != 0
         sizes = np.diff(group.own_ends, prepend=0)
-        columns = (group.row[own], codes[own], ages.latest[own], group.expiry[own])
+        columns = (group.row[own], codes[own], ages.latest[own], ages.expiry[own])
         offsets = group.input_offset if rules.remember_first else group.input_offset[:0]
         own_rows.append(_OwnRows(group.parts, sizes, *columns, group.hi, group.lo, offsets))
     return _OwnRows.in_order(own_rows or [_NO_ROWS]), [observed[part] for part in sorted(observed)]

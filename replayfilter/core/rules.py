@@ -27,6 +27,14 @@ class Scope(StrEnum):
     PARTITION = "partition"  # in its own input partition only
 
 
+class OnNull(StrEnum):
+    """What a record with a null value is; the values are those of the config."""
+
+    ERROR = "error"  # an error, where the format needs a value
+    UNIQUE = "unique"  # unique, unless it is a replay
+    KEY = "key"  # unique or duplicate, by its Kafka key
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How a service decides.
@@ -40,6 +48,8 @@ class Rules:
     - ``max_jump``: the largest step of the latest point, None for any; clock ``ordered`` only.
     - ``remember_first``: keep with each key where its first record is.
     - ``watermark``: how the low watermark is computed, None for none.
+    - ``on_null``: what records are that have no value, and so no expiry key. They are as old as the latest
+      point, so they never expire, and don't advance it.
     """
 
     replay: bool = True
@@ -55,6 +65,7 @@ class Rules:
     remember_first: bool = False
     watermark: WatermarkRules | None = None
     scope: Scope = Scope.INPUT
+    on_null: OnNull = OnNull.ERROR
 
     @property
     def checks_future(self) -> bool:

@@ -80,7 +80,7 @@ def build_extractor(spec: KeySpec) -> Extractor:
     else:
         reader = JsonReader(paths) if spec.format == "json" else RawReader()
     watermark = WatermarkFields(origin, time, spec.time_unit) if origin and time else None
-    return FieldExtractor(key, expiry, spec.unit, reader, watermark)
+    return FieldExtractor(key, expiry, spec.unit, reader, watermark, spec.on_null)
 
 
 def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:

@@ -60,17 +60,19 @@ class FieldExtractor:
         unit: str,
         reader: Reader,
         watermark: WatermarkFields | None = None,
+        on_null: str = "error",
     ) -> None:
         self._key = key
         self._expiry = expiry
         self._unit = unit
         self._reader = reader
         self._watermark = watermark
+        self._on_null = on_null
         fields = [*key]
         fields += [expiry] if expiry else []
         fields += [watermark.origin, watermark.time] if watermark else []
         located = frozenset(_NEEDS[field.location] for field in fields if field.location in _NEEDS)
-        self.needs = located | reader.needs
+        self.needs = located | reader.needs | ({"keys"} if on_null == "key" else frozenset())
 
     def __call__(self, batch: RecordColumns) -> Extraction:
         """Extract n records. A record that can't be used is reported in ``errors``; none makes this raise."""
@@ -102,7 +104,33 @@ class FieldExtractor:
         bad = sorted(errors)
         expiry[bad] = 0
         digests[bad] = 0
-        return Extraction(expiry, digests, [errors[row] for row in bad], origins, times_us)
+        nulls: list[int] = []
+        if self._on_null != "error":
+            nulls = [row for row in bad if batch.values[row] is None and errors[row].reason is Reason.EMPTY]
+            if times_us is not None:
+                times_us[nulls] = INT64_MIN
+            if nulls and self._on_null == "key":
+                nulls = self._read_keys_of_nulls(nulls, batch.keys, digests, errors)
+            for row in nulls:
+                del errors[row]
+        return Extraction(expiry, digests, [errors[row] for row in sorted(errors)], origins, times_us, nulls)
+
+    def _read_keys_of_nulls(
+        self,
+        nulls: list[int],
+        keys: Sequence[bytes | None],
+        digests: NDArray[np.uint64],
+        errors: dict[int, RecordError],
+    ) -> list[int]:
+        """Set the digests of null values, whose key is that of the record; returns the rows that have one."""
+        for row in nulls:
+            if keys[row] is None:
+                message = "@key: null, and so is the value; expected a key, by which on_null tells them apart"
+                errors[row] = RecordError(row, Reason.KEY, message)
+        named = [row for row in nulls if keys[row] is not None]
+        # The complement, so that a null value is no duplicate of a value with that key.
+        digests[named] = ~digest_keys([[keys[row] for row in named]])
+        return named
 
     def _read_expiry(
         self, column: Sequence[object], field: Field, unit: str, errors: dict[int, RecordError]

@@ -75,6 +75,8 @@ class KeySpec:
     - ``unit``: s, ms, us, ns, iso8601, integer, or category for keys without an order.
     - ``origin``: who wrote a record, a dotted path or ``@header:NAME``; ``time``: its event time in
       ``time_unit``, a dotted path or ``@timestamp``. None if there is no low watermark to compute.
+    - ``on_null``: what becomes of a null value that the format can't read: "error", "unique" (it is no error
+      and has no key) or "key" (its key is ``@key``, and differs from the key of each value).
     """
 
     format: str
@@ -85,6 +87,7 @@ class KeySpec:
     origin: str | None = None
     time: str | None = None
     time_unit: str = "ms"
+    on_null: str = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class Extraction:
     - ``expiry`` int64[n], in the spec's unit; iso8601 gives microseconds since the epoch.
     - ``digests`` uint64[n, 2]: high and low half of the key's XXH3-128.
     - ``errors``: at most one for each row, by ascending row. Their expiry and digest are zero.
+    - ``nulls``: rows with a null value that are no errors, ascending. They have no expiry key, so it is zero.
     - ``origins``: the origins' values as found, empty if the spec names none; ``times_us`` int64[n]: event
       times in microseconds since the epoch, INT64_MIN for a row without one.
     """
@@ -117,6 +121,7 @@ class Extraction:
     errors: list[RecordError]
     origins: Sequence[object] = ()
     times_us: NDArray[np.int64] | None = None
+    nulls: Sequence[int] = ()
 
 
 class Extractor(Protocol):

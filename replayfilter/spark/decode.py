@@ -160,6 +160,7 @@ class _Decoder:
             expiry_order=self.settings.rules.needs_expiry_order,
             input_offset=self.offsets[rows] if self.settings.rules.remember_first else None,
             observations=observations,
+            null=np.isin(rows, extraction.nulls) if len(extraction.nulls) else None,
         )
         self.verdicts.route[rows[cut.replays]] = Route.REPLAY
         return cut

@@ -27,7 +27,19 @@ SEEDS = 320  # per profile: 3,840 streams in all
 
 # What must happen at least once in 20 streams of a profile, so that the comparison means something.
 MUST_HAPPEN = {
-    "plain": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "ERROR", "gaps", "evicted", "twice"},
+    "plain": {
+        "UNIQUE",
+        "DUPLICATE",
+        "EXPIRED",
+        "REPLAY",
+        "ERROR",
+        "gaps",
+        "evicted",
+        "twice",
+        "null UNIQUE",
+        "null DUPLICATE",
+        "null REPLAY",
+    },
     "crowded": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "accepted again", "evicted"},
     "replays": {"REPLAY", "spread", "forgotten", "gaps"},
     "edges": {"UNIQUE", "DUPLICATE", "EXPIRED", "accepted again"},
@@ -181,6 +193,16 @@ def late_by_the_last(points: Any, keys: Any) -> Any:
     return expiry.behind(points.max(keepdims=True), keys)
 
 
+def nulls_that_age(self: Any, part: Any, passed: Any, null: Any) -> Any:
+    return self.check(replace(part, flags=part.flags & ~np.uint8(frames.NULL)), passed & ~null)
+
+
+def nulls_that_move_the_clock(
+    self: Any, part: Any, passed: Any, null: Any, real: Any = batch_clock.BatchClock._check_with_nulls
+) -> Any:
+    return real(self, part, passed | null, np.zeros(len(null), np.bool_))
+
+
 def no_witnesses(sources: Any, chunk: Any, own: Any, rank: Any) -> Any:
     return np.ones(len(own), np.bool_)
 
@@ -275,6 +297,8 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", batch_clock, "latest_points", points_of_the_chunk_alone),
     ("plain", batch_clock, "latest_points", points_of_the_first_partition),
     ("plain", routing, "behind", late_by_the_last),
+    ("plain", batch_clock.BatchClock, "_check_with_nulls", nulls_that_age),
+    ("plain", batch_clock.BatchClock, "_check_with_nulls", nulls_that_move_the_clock),
     ("plain", frames, "_implied", no_witnesses),
     ("plain", frames, "_implied", no_witnesses_of_other_partitions),
     ("plain", core_run, "partition_salt", one_salt_for_all),

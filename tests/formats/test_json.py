@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from replayfilter.core.clock.units import INT64_MIN
 from replayfilter.core.digest import MISSING, digest_key
 from replayfilter.formats import Extraction, KeySpec, Reason, RecordColumns, RecordError, build_extractor
-from tests.support.extractions import digests
+from tests.support.extractions import digests, reasons
 
 
 def extract(
@@ -115,6 +117,30 @@ ERRORS: list[tuple[bytes | None, Reason, str]] = [
     (b'{"ID": 1}', Reason.KEY, "id: missing or null, expected a value"),
     (b'{"id": 1, "id": null}', Reason.KEY, "id: missing or null, expected a value"),
 ]
+
+
+def test_null_values_can_be_no_errors() -> None:
+    """By key they are compared with each other only; they have no expiry key and no progress."""
+    values = [b'{"id": "k", "ts": 5}', None, None, b"", None, b"null", b'{"id": null, "ts": 7}']
+    keys = [b"k", b"k", b"k", b"k", None, b"k", b"k"]
+    batch = RecordColumns(values, keys, timestamps_ms=[1] * len(values))
+    spec = KeySpec("json", ("id", "@key"), "ts", "ms", origin="id", time="@timestamp")
+    empty = [(3, "empty"), (5, "not_object")]
+    for on_null, nulls, errors in (
+        ("error", [], [(1, "empty"), (2, "empty"), (3, "empty"), (4, "empty"), (5, "not_object")]),
+        ("unique", [1, 2, 4], empty),
+        ("key", [1, 2], [(3, "empty"), (4, "key"), (5, "not_object")]),
+    ):
+        result = build_extractor(replace(spec, on_null=on_null))(batch)
+        assert (list(result.nulls), reasons(result)) == (nulls, errors)
+        assert result.expiry.tolist() == [5, 0, 0, 0, 0, 0, 7]
+        assert result.times_us is not None
+        assert all(result.times_us[row] == INT64_MIN for row in result.nulls)
+        found = digests(result)
+        assert found[1] == found[2]
+        assert (found[1] == bytes(16)) == (on_null != "key")
+        assert found[1] not in (found[0], digest_key([b"k"]))
+    assert build_extractor(replace(spec, key=("id",), on_null="key")).needs == {"keys", "timestamps"}
 
 
 @pytest.mark.parametrize(("value", "reason", "words"), ERRORS, ids=[str(case[0])[:50] for case in ERRORS])

@@ -60,14 +60,15 @@ def extract(extractor: Extractor, columns: RecordColumns) -> None:
 # ---- formats ----------------------------------------------------------------------------------------------
 
 JSON = [
-    build_extractor(KeySpec("json", ("id", "user.id", "user"), "ts", unit))
-    for unit in ("ms", "iso8601", "integer")
+    build_extractor(KeySpec("json", ("id", "user.id", "user"), "ts", unit, on_null=on_null))
+    for unit, on_null in (("ms", "error"), ("iso8601", "unique"), ("integer", "key"))
 ]
 
 
 def json_values(data: bytes) -> None:
     """JSON values."""
-    extract(JSON[len(data) % 3], RecordColumns(split(data)))
+    values = split(data)
+    extract(JSON[len(data) % 3], RecordColumns(values, values[::-1]))
 
 
 RAW = [

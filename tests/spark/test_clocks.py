@@ -1,4 +1,4 @@
-"""The clocks without time, and the first records of duplicates, through the real pipeline."""
+"""The clocks without time, records without one, and the first records of duplicates, in the real pipeline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import pytest
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules
+from replayfilter.core.rules import Match, OnNull, Rules
+from replayfilter.core.stamp import Stamp
+from replayfilter.demo.stream import Record
 from replayfilter.formats import KeySpec
-from tests.support.pipelines import Pipeline, record
+from tests.support.pipelines import Pipeline, order, record
 
 pytestmark = pytest.mark.spark
+
+HOUR = 3_600_000
+NOW = 1_000 * HOUR  # event time: long ago, so that no record is in the future
 
 
 def event(id_: int, key: object) -> bytes:
@@ -67,3 +72,46 @@ def test_a_duplicate_names_its_first_record(bootstrap: str, tmp_path: Path) -> N
     pipeline.run_once()
     found = [dict(duplicate.headers)["rf-first"] for duplicate in pipeline.read(Route.DUPLICATE)]
     assert found == [b"first/0/1", b"first/0/0"]
+
+
+@pytest.mark.parametrize("on_null", ["unique", "key"])
+def test_tombstones(bootstrap: str, tmp_path: Path, on_null: str) -> None:
+    """They are no duplicates of values, may be replays, never expire, and are remembered after a restart."""
+    keys = KeySpec("json", ("@key",), "ts", "ms", on_null=on_null)
+    rules = Rules(period=HOUR, span=HOUR // 12, on_null=OnNull(on_null))
+    name = f"tombstones-{on_null}"
+    pipeline = Pipeline(
+        bootstrap, tmp_path, name, partitions=1, keys=keys, rules=rules, stamp="header", output_key="preserve"
+    )
+
+    def stamp(offset: int) -> bytes:
+        return Stamp(7, 0, offset).to_bytes()
+
+    def tombstone(key: bytes | None, offset: int) -> Record:
+        return record(None, key, 0, [("rf-stamp", stamp(offset))])
+
+    pipeline.publish([
+        tombstone(b"first", 0),  # before any record with a time
+        record(order(1, NOW), b"a", 0, [("rf-stamp", stamp(1))]),
+        tombstone(b"a", 2),
+        tombstone(b"a", 2),  # replay
+        record(b"", b"a", 0, [("rf-stamp", stamp(3))]),
+    ])  # fmt: skip
+    pipeline.run_once()
+    pipeline.publish([
+        tombstone(b"a", 4), tombstone(None, 5), record(order(1, NOW + 2 * HOUR), b"b", 0), tombstone(b"a", 6)
+    ])  # fmt: skip
+    pipeline.run_once()
+    unique, duplicate, error = (
+        [(row.key, row.value is None) for row in pipeline.read(route)]
+        for route in (Route.UNIQUE, Route.DUPLICATE, Route.ERROR)
+    )
+    passed = [(b"first", True), (b"a", False), (b"a", True)]
+    if on_null == "unique":
+        assert unique == [*passed, (b"a", True), (None, True), (b"b", False), (b"a", True)]
+        assert (duplicate, error) == ([], [(b"a", False)])
+    else:
+        assert unique == [*passed, (b"b", False), (b"a", True)]
+        assert (duplicate, error) == ([(b"a", True)], [(b"a", False), (None, True)])
+    assert pipeline.values(Route.EXPIRED) == []
+    assert sum(pipeline.counts("replay")) == 1

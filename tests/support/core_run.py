@@ -138,6 +138,7 @@ class CoreRun:
             "input_offset": np.array([record.position.offset for _, record in good], np.int64)
             if self.rules.remember_first
             else None,
+            "null": np.array([record.null for _, record in good], np.bool_),
         }
 
     def _chunk_shards(self, chunks: list[list[Record]]) -> list[int] | None:
@@ -202,6 +203,7 @@ def compare(stream: Stream) -> Counter[str]:
         )
         _compare_states(f"batch {number}", core, model)
         seen.update(route.name for route in found.values())
+        seen.update(f"null {found[record.position].name}" for record in batch.records if record.null)
         seen.update({"gaps": model.gaps, "forgotten": model.forgotten_marks, "batches": 1})
         seen.update({name: sum(shard[name] for shard in core.stats) for name in ("evicted", "false_hits")})
         unique = Counter(r.key for r in batch.records if found[r.position] == Route.UNIQUE)

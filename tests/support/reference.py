@@ -17,7 +17,7 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules, Scope
+from replayfilter.core.rules import Match, OnNull, Rules, Scope
 
 HOUR_US = 3600 * 10**6
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -50,6 +50,7 @@ class Record:
     key: int
     expiry: int
     broken: bool = False  # it can't be parsed
+    null: bool = False  # it has no value: the key is that of its Kafka key, and the expiry key means nothing
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class Model:
             return Decision(Route.REPLAY, f"offset {record.stamped} is not above the mark {replay_of}")
         if not self.rules.dedup:
             return Decision(Route.UNIQUE, "no dedup: no record is future, expired or duplicate")
+        if record.null:
+            return self._decide_null(record, view)
         if self._is_future(record, time_us):
             return Decision(Route.FUTURE, f"later than batch time {time_us} us + {self.max_future_us} us")
         if self._is_jump(record, view):
@@ -162,12 +165,24 @@ class Model:
             if age >= self.rules.period:
                 why = f"{age} behind {view.latest}, period {self.rules.period}"
                 return Decision(Route.EXPIRED, why, late=age)
-        first = self._first_accepted(record, view.latest)
+        return self._search_key(record, view.latest, f"age {age}")
+
+    def _decide_null(self, record: Record, view: View) -> Decision:
+        """A null value is as old as the latest point; before there is one, older than all that has a time."""
+        if self.rules.on_null is OnNull.UNIQUE:
+            return Decision(Route.UNIQUE, "null")
+        if self.rules.clock is Clock.NONE:
+            return self._search_key(record, None, "null")
+        latest = -(2**63) if view.latest is None else view.latest
+        return self._search_key(replace(record, expiry=latest), latest, "null")
+
+    def _search_key(self, record: Record, latest: int | None, age: str) -> Decision:
+        first = self._first_accepted(record, latest)
         if first is not None:
-            why = f"key accepted with expiry key {first}, latest {view.latest}"
+            why = f"key accepted with expiry key {first}, latest {latest}"
             return Decision(Route.DUPLICATE, why, self.firsts[self._key(record), first])
         before = self.accepted.setdefault(self._key(record), [])
-        why = f"age {age}, latest {view.latest}, accepted before: {before}"
+        why = f"{age}, latest {latest}, accepted before: {before}"
         before.append(record.expiry)
         self.firsts[self._key(record), record.expiry] = record.position
         return Decision(Route.UNIQUE, why)

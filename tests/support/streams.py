@@ -13,7 +13,7 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.rules import Match, Rules, Scope
+from replayfilter.core.rules import Match, OnNull, Rules, Scope
 from tests.support.reference import UNIT_NS, Position, Record, Source
 
 ORDERS = ("ordered", "categorical")  # profiles in which the order of the expiry keys matters
@@ -24,6 +24,7 @@ EPOCH_US = 1_700_000_000_000_000  # batch time of the first batch
 PARTITIONS = (("a", 0), ("a", 2), ("a", 10), ("b", 0))  # as numbers 2 comes before 10, as text after it
 SOURCES = tuple(Source(pid, partition) for pid in (-1, 0, INT64_MAX, INT64_MIN) for partition in (0, 5))
 HUGE = 2**62
+NULL_KEYS = 1_000  # keys from here on are those of null values
 DAY_US = 24 * 3600 * 10**6
 
 
@@ -148,6 +149,8 @@ class _Maker:
             ttl = 2**60
         if profile == "replays":
             ttl = random.choice((2**60, 0, self.tick_us, 2 * self.tick_us - 1, 4 * self.tick_us))
+        on_null = [OnNull.ERROR, OnNull.ERROR, OnNull.UNIQUE]
+        on_null += [OnNull.KEY] * (clock is not Clock.CATEGORICAL)
         return Rules(
             replay=profile != "bare" or random.random() < 0.7,
             mark_ttl_us=ttl,
@@ -160,6 +163,7 @@ class _Maker:
             max_jump=random.choice((None, 0, 1, 8, 25)) if profile == "ordered" else None,
             remember_first=random.random() < 0.3,
             scope=Scope.PARTITION if self.seed % 3 == 0 else Scope.INPUT,
+            on_null=random.choice(on_null),
         )
 
     def make_max_future(self) -> int | None:
@@ -263,6 +267,8 @@ class _Maker:
         offset = self.offsets[partition]
         self.offsets[partition] += 1 if random.random() < 0.9 else random.randint(2, 300)
         made = Record(Position(*partition, offset), source, stamped, key, expiry, random.random() < 0.04)
+        if not made.broken and self.rules.on_null is not OnNull.ERROR and random.random() < 0.15:
+            made = replace(made, key=NULL_KEYS + key % NULL_KEYS, expiry=0, null=True)
         if source is not None:
             self.history.setdefault(source, []).append(made)
         self.every.append(made)

@@ -40,6 +40,7 @@ def broken_rules(config: Config, wrong: frozenset[str]) -> Iterator[tuple[str, s
         _required,
         _interval,
         _fields,
+        _nulls,
         _lengths,
         _watermark,
         _stamps,
@@ -145,6 +146,23 @@ def _fields(config: Config) -> Iterator[Problem]:
     ages = (Location.TIMESTAMP, Location.HEADER)
     if dedup.expiry_key and (wrong := _wrong_field(dedup.expiry_key, form, ages)):
         yield Problem("dedup.expiry_key", f"dedup.expiry_key: {wrong}", ("input.format",))
+
+
+def _nulls(config: Config) -> Iterator[Problem]:
+    on_null = config.input.on_null
+    setting = format_setting("input.on_null", on_null)
+    if on_null != "error" and config.input.format == "raw":
+        message = f'{setting}: with input.format = "raw" a null is a value like any other; remove it'
+        yield Problem("input.on_null", message, ("input.format",))
+    if on_null == "key" and config.input.stamp == "key":
+        message = (
+            f'{setting}: the record\'s key is its stamp, which is different for each record; use "unique", '
+            'or set input.stamp = "header"'
+        )
+        yield Problem("input.on_null", message, ("input.stamp",))
+    if on_null == "key" and config.dedup.enabled and config.clock is Clock.CATEGORICAL:
+        message = f'{setting}: with clock = "categorical" a null value is in no category; use "unique"'
+        yield Problem("input.on_null", message, ("dedup.clock",))
 
 
 def _wrong_field(text: str, form: str, allowed: tuple[Location, ...]) -> str | None:

@@ -122,6 +122,13 @@ class Input(Section):
         "used.",
         ["raw"],
     )
+    on_null: Literal["error", "unique", "key"] = setting(
+        "error",
+        "What a record with a null value (a tombstone) is where the format needs a value. `error`: an error. "
+        "`unique`: it is passed on. `key`: unique or duplicate, by its Kafka key. See "
+        "[Null values](#null-values).",
+        ["unique"],
+    )
     stamp: Literal["key", "header", "none"] = setting(
         "key",
         "Where a record carries its stamp, which shows whether it is a replay. `none` needs "

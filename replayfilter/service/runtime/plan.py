@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Match, Rules, Scope
+from replayfilter.core.rules import Match, OnNull, Rules, Scope
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.kafka.admin import Topic
@@ -59,6 +59,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             origin=config.watermark.origin or None if config.watermark.enabled else None,
             time=config.watermark.time or None if config.watermark.enabled else None,
             time_unit=config.watermark.unit,
+            on_null=config.input.on_null,
         ),
         stamp=config.input.stamp,
         on_invalid=config.replay.on_invalid if config.replay.enabled else "pass",
@@ -76,6 +77,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             max_jump=dedup.max_jump,
             remember_first=identity.remember_first,
             watermark=_watermark(config, findings) if config.watermark.enabled else None,
+            on_null=OnNull(config.input.on_null),
         ),
         max_future_us=dedup.max_future,
         outputs=outputs,

@@ -33,7 +33,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "replay.mark_ttl": "2s", "replay.max_sources": "9",
         "replay.enabled": "true", "dedup.enabled": "true", "dedup.max_future": "1s",
         "service.master": "local[2]", "kafka.bootstrap": "h:1", "input.format": "json",
-        "input.stamp": "header",
+        "input.stamp": "header", "input.on_null": "key",
         "input.starting": "latest", "replay.on_invalid": "error", "dedup.unit": "s", "dedup.clock": "ordered",
         "dedup.period": "60", "dedup.bucket_span": "5", "dedup.max_jump": "7",
         "dedup.remember_first": "true", "dedup.cache": "5GB", "dedup.match": "bucket",
