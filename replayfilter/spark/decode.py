@@ -323,7 +323,7 @@ class _Decoder:
             "offset": pa.array(self.offsets),
             "timestamp": pa.array(self.timestamps_ms),
         }
-        if self.settings.output_key == "preserve":
+        if self.settings.output_stamp != "key":
             records["key"] = _binary(self.keys)
         if self._headers is not None:
             records["headers"] = self._headers

@@ -25,7 +25,7 @@ from replayfilter.kafka.lanes import Delivery
 from replayfilter.spark import worker
 from replayfilter.spark.counts import count_row
 from replayfilter.spark.error_reasons import REASON_OF_ROUTE
-from replayfilter.spark.output_headers import output_headers, replace_watermark
+from replayfilter.spark.output_headers import output_headers, replace_stamps, replace_watermark
 from replayfilter.spark.partitioning import partition_ids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.rows import PAYLOAD, REPORT, Payload, ShardReport, routes_from_bytes
@@ -166,7 +166,7 @@ class LaneWriter:
             outputs[route] = output
         for route in REASON_OF_ROUTE:
             outputs[route] = outputs[Route.ERROR]
-        self._pids = _pids_of(settings, outputs) if settings.output_key == "stamp" else {}
+        self._pids = _pids_of(settings, outputs) if settings.output_stamp != "none" else {}
         self._topics = np.array([output.topic for output in outputs], dtype=object)
         self._partitions = np.array([output.partitions for output in outputs])
         self._is_written = np.array([bool(output.topic) for output in outputs])
@@ -217,12 +217,13 @@ class LaneWriter:
             codes, number, records = codes[written], number[written], records.filter(pa.array(written))
         offsets = records.column("offset").to_numpy()
         partitions = np.array([chunk.partition for chunk in payload.chunks])[number]
-        if settings.output_key == "stamp":
-            pids = np.array([self._pids[chunk.topic] for chunk in payload.chunks])[number, codes]
-            keys = stamp_keys(pids, partitions, offsets).tolist()
-        else:
-            keys = records.column("key").to_pylist()
         headers = output_headers(records, codes, payload.chunks, number)
+        if settings.output_stamp != "none":
+            pids = np.array([self._pids[chunk.topic] for chunk in payload.chunks])[number, codes]
+            stamps = stamp_keys(pids, partitions, offsets).tolist()
+        keys = stamps if settings.output_stamp == "key" else records.column("key").to_pylist()
+        if settings.output_stamp == "header":
+            headers = replace_stamps(headers or [None] * records.num_rows, stamps)
         if settings.rules.watermark is not None:
             kept = headers or [None] * records.num_rows
             headers = replace_watermark(kept, self._watermark_us, settings.service)

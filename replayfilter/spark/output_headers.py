@@ -4,6 +4,7 @@
 - Expired: ``rf-late-by``, how many milliseconds it is behind the latest point.
 - Error and expired: where the record was in the input, under the names that Kafka Connect gives it.
 - Duplicate, with ``dedup.remember_first``: ``rf-first``, the record that it repeats.
+- With ``output.stamp = "header"``: ``rf-stamp``, in place of the one that the record came with.
 - With a low watermark: ``rf-watermark`` and ``rf-service``, in place of those that the record came with.
 """
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.frames import ChunkId
 from replayfilter.core.routing import Route
+from replayfilter.core.stamp import STAMP_HEADER
 from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.kafka.chunk import Headers
 from replayfilter.spark.error_reasons import JUMP_MESSAGE, REASON_OF_ROUTE
@@ -65,6 +67,14 @@ def own_headers(column: pa.ListArray) -> list[Headers | None]:
     named = list(zip(pairs.field(0).to_pylist(), pairs.field(1).to_pylist(), strict=True))
     ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy()).tolist()
     return [named[start:end] or None for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def replace_stamps(headers: list[Headers | None], stamps: Sequence[bytes]) -> list[Headers | None]:
+    """The same headers with these stamps, of 20 bytes each."""
+    return [
+        [*(pair for pair in own or () if pair[0] != STAMP_HEADER), (STAMP_HEADER, stamp)]
+        for own, stamp in zip(headers, stamps, strict=True)
+    ]
 
 
 def replace_watermark(headers: list[Headers | None], watermark_us: int, service: str) -> list[Headers | None]:

@@ -58,8 +58,8 @@ class PipelineSettings:
     - ``outputs``: the output of each route. Without one for REPLAY, replays are dropped.
     - ``max_message_bytes``: the largest batch of records that each output topic takes; None if unknown. It is
       read at each start of the query.
-    - ``output_key``: "stamp" or "preserve". ``output_pids``: by output topic and input topic, the pid of this
-      service's own stamps.
+    - ``output_stamp``: where this service's own stamps go: "key", "header" or "none". ``output_pids``: by
+      output topic and input topic, their pid.
 
     Limits:
 
@@ -88,7 +88,7 @@ class PipelineSettings:
     on_invalid: str = "pass"
     max_future_us: int = 600 * 10**6
     max_message_bytes: int | None = None
-    output_key: str = "stamp"
+    output_stamp: str = "key"
     batch_records: int = 1_200_000
     batch_bytes: int = 512_000_000
     interval_us: int = 0

@@ -46,7 +46,7 @@ def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str
         registry.add(2, SECOND)
         spec = AvroSpec("confluent", registry.url, tuple((FAST_RETRIES | {"max.retries": "1"}).items()))
         keys = KeySpec("avro", ("user.id",), "ts", "ms", spec)
-        pipeline = Pipeline(bootstrap, tmp_path, "avro", stamp="none", output_key="preserve", keys=keys)
+        pipeline = Pipeline(bootstrap, tmp_path, "avro", stamp="none", output_stamp="none", keys=keys)
         first = [
             order(1, "a", NOW),
             order(2, "b", NOW + 1),

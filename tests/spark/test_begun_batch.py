@@ -56,7 +56,7 @@ def test_an_unknown_schema_is_recorded_before_its_batch_is_delivered(bootstrap: 
         registry.add(1, SCHEMA)
         spec = AvroSpec("confluent", registry.url, tuple(FAST_RETRIES.items()))
         keys = KeySpec("avro", ("id",), "ts", "ms", spec)
-        pipeline = Pipeline(bootstrap, tmp_path, "pinned", stamp="none", output_key="preserve", keys=keys)
+        pipeline = Pipeline(bootstrap, tmp_path, "pinned", stamp="none", output_stamp="none", keys=keys)
         pipeline.publish([record(avro("a", 1)), record(avro("b", 7), partition=1)])
 
         service = pipeline.service()

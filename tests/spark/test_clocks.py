@@ -81,7 +81,7 @@ def test_tombstones(bootstrap: str, tmp_path: Path, on_null: str) -> None:
     rules = Rules(period=HOUR, span=HOUR // 12, on_null=OnNull(on_null))
     name = f"tombstones-{on_null}"
     pipeline = Pipeline(
-        bootstrap, tmp_path, name, partitions=1, keys=keys, rules=rules, stamp="header", output_key="preserve"
+        bootstrap, tmp_path, name, partitions=1, keys=keys, rules=rules, stamp="header", output_stamp="none"
     )
 
     def stamp(offset: int) -> bytes:

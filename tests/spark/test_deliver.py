@@ -172,7 +172,7 @@ def test_an_expired_record_says_how_late_it_is_and_where_it_was() -> None:
     settings = replace(
         SETTINGS,
         outputs={Route.UNIQUE: Output("u", 3), Route.EXPIRED: Output("e", 3)},
-        output_key="preserve",
+        output_stamp="none",
         rules=Rules(replay=False, unit="s"),
     )
     LaneWriter(settings, made, written, 0).deliver(iter([Row(PAYLOAD, 0, sink.getvalue())]))  # type: ignore[arg-type]

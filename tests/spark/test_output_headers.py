@@ -11,7 +11,7 @@ from replayfilter.core.frames import ChunkId
 from replayfilter.core.routing import Route
 from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.spark.error_reasons import JUMP_MESSAGE, future_message
-from replayfilter.spark.output_headers import output_headers, replace_watermark
+from replayfilter.spark.output_headers import output_headers, replace_stamps, replace_watermark
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -87,6 +87,13 @@ def test_expired_records_say_where_they_were_and_how_late_they_are() -> None:
     ]
     categories = output_headers(pa.RecordBatch.from_pydict(columns), routes, CHUNKS, number)
     assert categories == [[("a", b"1")], *places]
+
+
+def test_the_stamp_that_a_record_came_with_is_replaced() -> None:
+    own = [None, [("x", b"1")], [("rf-stamp", b"a"), ("x", b"1"), ("rf-stamp", b"b")]]
+    assert replace_stamps(own, [b"1", b"2", b"3"]) == [  # type: ignore[arg-type]
+        [("rf-stamp", b"1")], [("x", b"1"), ("rf-stamp", b"2")], [("x", b"1"), ("rf-stamp", b"3")]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("watermark_us", [UNKNOWN, 5])

@@ -16,25 +16,27 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 HOUR = 3_600_000
 
 
-def reader_of(pipeline: Pipeline, folder: Path, *routes: Route) -> Pipeline:
+def reader_of(pipeline: Pipeline, folder: Path, *routes: Route, stamp: str = "key") -> Pipeline:
     """A service that only filters replays, and reads these outputs in batches of 6 records."""
     topics = tuple(map(pipeline.topic_of, routes))
     reader = Pipeline(
-        pipeline.bootstrap, folder, f"{pipeline.name}-reader", topics=topics, batch_records=6,
+        pipeline.bootstrap, folder, f"{pipeline.name}-reader", topics=topics, batch_records=6, stamp=stamp,
         rules=Rules(dedup=False),
     )  # fmt: skip
     reader.run_once()
     return reader
 
 
-def test_a_reader_of_two_outputs_gets_the_records_of_both(bootstrap: str, tmp_path: Path) -> None:
-    pipeline = Pipeline(bootstrap, tmp_path, "two-outputs", partitions=1)
+@pytest.mark.parametrize("stamp", ["key", "header"])
+def test_a_reader_of_two_outputs_gets_the_records_of_both(bootstrap: str, tmp_path: Path, stamp: str) -> None:
+    pipeline = Pipeline(bootstrap, tmp_path, f"two-outputs-{stamp}", partitions=1, output_stamp=stamp)
     pipeline.publish(record(order(number % 10, HOUR)) for number in range(20))
     pipeline.run_once()
     assert len(pipeline.values(Route.UNIQUE)) == len(pipeline.values(Route.DUPLICATE)) == 10
 
-    reader = reader_of(pipeline, tmp_path, Route.UNIQUE, Route.DUPLICATE)
+    reader = reader_of(pipeline, tmp_path, Route.UNIQUE, Route.DUPLICATE, stamp=stamp)
     assert sum(reader.counts("replay")) == 0
+    assert sum(reader.counts("unstamped")) == 0
     assert len(reader.values(Route.UNIQUE)) == 20
 
 

@@ -99,7 +99,7 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
 
 def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_path: Path) -> None:
     pipeline = Pipeline(
-        bootstrap, tmp_path, "kept", stamp="header", on_invalid="error", output_key="preserve",
+        bootstrap, tmp_path, "kept", stamp="header", on_invalid="error", output_stamp="none",
         keys=KeySpec("json", ("id", "@key"), "@timestamp", "ms"),
     )  # fmt: skip
     outputs = {**pipeline.settings.outputs, Route.REPLAY: Output(pipeline.topic_of(Route.REPLAY), 1)}
@@ -125,7 +125,7 @@ def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_pat
 def test_cloudevents_of_both_modes(bootstrap: str, tmp_path: Path) -> None:
     keys = KeySpec("cloudevents", ("source", "id"), "time", "iso8601")
     rules = Rules(replay=False, unit="iso8601", period=60 * 10**6, span=10**6)
-    pipeline = Pipeline(bootstrap, tmp_path, "events", keys=keys, rules=rules, output_key="preserve")
+    pipeline = Pipeline(bootstrap, tmp_path, "events", keys=keys, rules=rules, output_stamp="none")
     event = {"specversion": "1.0", "type": "t", "source": "/s", "id": "1", "time": "2024-05-01T12:00:00Z"}
     binary: Headers = [(f"ce_{name}", value.encode()) for name, value in event.items()]
     late: Headers = [(f"ce_{name}", value) for name, value in {"source": b"/s", "id": b"2"}.items()]

@@ -209,11 +209,12 @@ class Output(Section):
         unit="a topic",
         unset=REQUIRED,
     )
-    key: Literal["stamp", "preserve"] = setting(
-        "stamp",
-        "The key of the records written. `stamp`: this service's own stamp, so that the next service can "
-        "filter this one's replays. `preserve`: the key of the input record.",
-        ["preserve"],
+    stamp: Literal["key", "header", "none"] = setting(
+        "key",
+        "Where this service's own stamp goes, by which the next service can filter its replays. `key`: "
+        "it is the key of the records written. With `header` and `none`, records keep their own keys.",
+        ["header"],
+        unit="`key`, `header` (`rf-stamp`), `none`",
     )
 
 

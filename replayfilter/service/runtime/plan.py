@@ -81,7 +81,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         ),
         max_future_us=dedup.max_future,
         outputs=outputs,
-        output_key=config.output.key,
+        output_stamp=config.output.stamp,
         output_pids=output_pids(
             identity.cluster_id,
             service.name,

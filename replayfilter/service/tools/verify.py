@@ -141,8 +141,8 @@ def verify(config: Config, console: Console) -> bool:
             "marks had been forgotten (replay.mark_ttl) or were lost with a checkpoint.",
             highlight=False,
         )
-    if config.output.key == "preserve":
-        console.print('With output.key = "preserve", records are matched by content: order is not checked.')
+    if config.output.stamp == "none":
+        console.print('With output.stamp = "none", records are matched by content: order is not checked.')
     if report.ok:
         console.print("Every input record is in exactly one output.")
     else:
@@ -178,7 +178,7 @@ class Verifier:
             partition.offsets.append(int(message.offset() or 0))
             partition.digests.append(_digest(message))
             partition.stamps.append(_stamp(message, stamps))
-        compare = self._compare_contents if self.config.output.key == "preserve" else self._compare_stamps
+        compare = self._compare_contents if self.config.output.stamp == "none" else self._compare_stamps
         compare(report, committed)
         return report
 
@@ -220,14 +220,14 @@ class Verifier:
     def _partitions(self, topics: Iterable[str]) -> list[InputPartition]:
         return [(topic, number) for topic in topics for number in range(self._topics[topic].partitions)]
 
-    # ---- output.key = "stamp": match by the service's own stamps -------------------------------------
+    # ---- match by the service's own stamps -----------------------------------------------------------
 
     def _compare_stamps(self, report: Report, committed: dict[InputPartition, int]) -> None:
         last: dict[tuple[InputPartition, InputPartition], int] = {}
         for key, message in self._outputs():
             topic, number = output_partition = partition_of(message)
             where = f"{topic}-{number} offset {message.offset()}"
-            stamp = Stamp.from_bytes(message.key())
+            stamp = Stamp.from_bytes(_stamp(message, self.config.output.stamp))
             written = self._pids.get(stamp.pid) if stamp else None
             if stamp is None or written is None or written.output_topic not in (None, topic):
                 report.add_error(RecordError.FOREIGN, where)
@@ -255,7 +255,7 @@ class Verifier:
             _match(report, input_partition, partition)
         _explain_missing(report, self.config.replay.enabled)
 
-    # ---- output.key = "preserve": match by content, since the keys are the users' own ----------------
+    # ---- output.stamp = "none": match by content -----------------------------------------------------
 
     def _compare_contents(self, report: Report, _: dict[InputPartition, int]) -> None:
         """Compare counts of equal records, by groups of partitions.

@@ -38,7 +38,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "dedup.period": "60", "dedup.bucket_span": "5", "dedup.max_jump": "7",
         "dedup.remember_first": "true", "dedup.cache": "5GB", "dedup.match": "bucket",
         "dedup.scope": "partition",
-        "output.key": "preserve", "avro.encoding": "plain", "avro.registry": "https://registry:8081",
+        "output.stamp": "none", "avro.encoding": "plain", "avro.registry": "https://registry:8081",
         "avro.options": '{"timeout": "3"}', "watermark.enabled": "true", "watermark.unit": "s",
         "watermark.completeness": "0.999", "watermark.roster": str(tmp_path / "hosts"),
         "watermark.idle": str(tmp_path / "hosts"),

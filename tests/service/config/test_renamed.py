@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from replayfilter.errors import ConfigError
-from replayfilter.service.config.loader import load
+from replayfilter.service.config.loader import config_from, load
 from replayfilter.service.config.model import keys_by_section
 from replayfilter.service.config.renamed import RENAMED, with_new_names
 from tests.support.configs import EXAMPLE, errors_of
@@ -55,6 +56,19 @@ def test_a_new_name_gives_no_warning(tmp_path: Path) -> None:
     warnings: list[str] = []
     assert load(example_with(tmp_path, "remember_first = true"), warnings.append).dedup.remember_first
     assert warnings == []
+
+
+def test_an_old_value_has_its_new_name_too() -> None:
+    for old, new in (("stamp", "key"), ("preserve", "none")):
+        warnings: list[str] = []
+        tables = tomllib.loads(EXAMPLE.read_text())
+        tables["output"]["key"] = old
+        assert config_from(tables, warnings.append).output.stamp == new
+        assert warnings == [
+            f'output.key = "{old}" is now output.stamp = "{new}"; the old name goes away in the next version'
+        ]
+    (error,) = errors_of(output={"key": "other"})
+    assert error.startswith('output.key = "other": not one of the choices')
 
 
 def test_both_names_are_an_error() -> None:

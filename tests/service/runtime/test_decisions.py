@@ -90,7 +90,7 @@ DECIDING = {
     "stamp": replace(SETTINGS, stamp="header"),
     "on_invalid": replace(SETTINGS, on_invalid="error"),
     "max_future": replace(SETTINGS, max_future_us=1),
-    "output.key": replace(SETTINGS, output_key="preserve"),
+    "output.stamp": replace(SETTINGS, output_stamp="none"),
     "a topic": replace(SETTINGS, outputs={**SETTINGS.outputs, Route.UNIQUE: Output("other", 3)}),
     "its partitions": replace(
         SETTINGS, outputs={**SETTINGS.outputs, Route.UNIQUE: Output("orders.unique", 4)}

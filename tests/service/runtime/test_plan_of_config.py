@@ -51,14 +51,14 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
         dedup={"key": ["@key"], "expiry_key": "@timestamp", "unit": "us", "clock": "system",
                "match": "bucket", "scope": "partition",
                "period": "2ms", "bucket_span": "1ms", "max_future": "5us"},
-        output={"key": "preserve"},
+        output={"stamp": "none"},
     )  # fmt: skip
     assert (plan.shards, plan.lanes, plan.master) == (7, 7, "local[9]")
     assert (plan.batch_records, plan.batch_bytes, plan.interval_us) == (11, 3_000_000, 4_000_000)
     assert plan.options == {"sasl.password": "hunter2"}
     assert "hunter2" not in repr(plan)
     assert (plan.stamp, plan.starting) == ("header", "latest")
-    assert (plan.on_invalid, plan.output_key) == ("error", "preserve")
+    assert (plan.on_invalid, plan.output_stamp) == ("error", "none")
     assert plan.keys == KeySpec("raw", ("@key",), "@timestamp", "us")
     rules = Rules(True, 1_000_000, 9, True, Clock.SYSTEM, 2_000, 1_000, Match.BUCKET, "us")
     assert plan.rules == replace(rules, scope=Scope.PARTITION)

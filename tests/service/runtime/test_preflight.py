@@ -214,7 +214,7 @@ def test_other_settings_can_be_changed(deployment: Deployment) -> None:
         dedup={"period": "3h", "max_future": "1s"},
         service={"master": "local[7]"},
         replay={"mark_ttl": "1h"},
-        output={"key": "preserve"},
+        output={"stamp": "none"},
     )
     assert findings.errors == []
     assert findings.identity == kept, "the default span and shard count stay what they were"

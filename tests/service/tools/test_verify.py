@@ -41,7 +41,7 @@ class Scene:
     """New topics, an input of 50 records with replays, and the outputs that a correct service writes."""
 
     def __init__(
-        self, broker: DevBroker, folder: Path, key: str = "stamp", partitions: int = PARTITIONS
+        self, broker: DevBroker, folder: Path, stamp_in: str = "key", partitions: int = PARTITIONS
     ) -> None:
         self.name = f"verify{next(NAMES)}"
         self.bootstrap = broker.bootstrap
@@ -51,7 +51,7 @@ class Scene:
             "kafka": {"bootstrap": broker.bootstrap},
             "input": {"topics": [self.name]},
             "dedup": {"key": ["id"], "expiry_key": "ts", "period": "1h"},
-            "output": topics | {"key": key},
+            "output": topics | {"stamp": stamp_in},
         })  # fmt: skip
         cluster = Cluster(broker.bootstrap)
         cluster.create({self.name: partitions} | dict.fromkeys(topics.values(), PARTITIONS))
@@ -69,8 +69,10 @@ class Scene:
                 if source_offset > mark:
                     mark = source_offset
                     route = ROUTES[source_offset % 4]
-                    out_key = Stamp(pids[route], partition, offset).to_bytes() if key == "stamp" else stamp
-                    output = Output(route, partition, out_key, value, time)
+                    own = Stamp(pids[route], partition, offset).to_bytes()
+                    output = Output(route, partition, own if stamp_in == "key" else stamp, value, time)
+                    if stamp_in == "header":
+                        output.headers += [("rf-stamp", b"of another"), ("rf-stamp", own)]
                     if route == "error":
                         output.headers.append(("rf-stage", b"route"))
                     self.outputs.append(output)
@@ -124,6 +126,13 @@ def test_right_outputs_pass_and_replays_are_counted(broker: DevBroker, tmp_path:
     assert "exactly one output" in out.getvalue()
     total = next(line for line in out.getvalue().splitlines() if line.startswith("all"))
     assert total.split() == ["all", "50", "8", "8", "8", "6", "20", "0"]
+
+
+def test_stamps_in_headers_are_checked(broker: DevBroker, tmp_path: Path) -> None:
+    assert Scene(broker, tmp_path, "header").check().errors == {}
+    scene = Scene(broker, tmp_path, "header")
+    scene.outputs[0].headers.pop()
+    assert dict(scene.check().errors) == {"foreign": 1, "lost": 1}
 
 
 def test_a_service_that_has_only_committed_where_it_begins_has_lost_nothing(
@@ -251,7 +260,7 @@ def test_a_stamp_for_another_output_is_foreign(broker: DevBroker, tmp_path: Path
 def test_a_foreign_record_where_no_input_partition_leads_is_reported(
     broker: DevBroker, tmp_path: Path
 ) -> None:
-    scene = Scene(broker, tmp_path, "preserve", partitions=1)
+    scene = Scene(broker, tmp_path, "none", partitions=1)
     scene.outputs.append(Output("unique", 1, b"somebody's", b"else", 1_000_000))
     assert dict(scene.check().errors) == {"unknown": 1}
 
@@ -259,15 +268,15 @@ def test_a_foreign_record_where_no_input_partition_leads_is_reported(
 def test_preserved_keys_of_a_topic_that_had_fewer_partitions_are_found(
     broker: DevBroker, tmp_path: Path
 ) -> None:
-    scene = Scene(broker, tmp_path, "preserve")
+    scene = Scene(broker, tmp_path, "none")
     for output in scene.outputs[-6:]:
         output.partition = 0
     assert scene.check().errors == {}
 
 
 def test_preserved_keys_are_matched_by_content(broker: DevBroker, tmp_path: Path) -> None:
-    assert Scene(broker, tmp_path, "preserve").check().errors == {}
-    scene = Scene(broker, tmp_path, "preserve")
+    assert Scene(broker, tmp_path, "none").check().errors == {}
+    scene = Scene(broker, tmp_path, "none")
     lose(scene)
     change(scene)
     assert dict(scene.check().errors) == {"unknown": 1, "lost": 2}
