@@ -7,6 +7,8 @@ the standard library.
 
 - A value is an object in UTF-8, without byte order mark. Skipped parts are checked for JSON's grammar, but
   not for UTF-8. NaN and Infinity are not JSON.
+- A value may begin with the prefix of Confluent's JSON Schema serializer: a zero byte, which no JSON has, and
+  the schema's id in 4 bytes. The schema isn't read.
 - If a name occurs more than once in an object, the last member counts.
 - Limits: about 900 levels of nesting, integers of 4,300 digits, exponents of 18 digits.
 """
@@ -29,6 +31,7 @@ Path = tuple[str, ...]
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, InvalidOperation, RecursionError, TypeError)
 _OFFSET = re.compile(r"\(byte (\d+)\)$")
 _BOM = b"\xef\xbb\xbf"
+_CONFLUENT, _PREFIX_BYTES = b"\x00", 5
 
 
 class JsonReader:
@@ -51,14 +54,21 @@ class JsonReader:
 
     def __call__(self, batch: RecordColumns, errors: dict[int, RecordError]) -> list[list[object]]:
         """One column per path, see :class:`extractor.Reader`."""
-        decode = self._decode
+        decode, values = self._decode, batch.values
         records: list[object] = []
         documents: dict[int, dict[str, Any]] = {}
-        for row, value in enumerate(batch.values):
+        with_prefix: list[int] = []
+        expects_prefix = _has_prefix(next(filter(None, values), None))  # if one has it, most have
+        if expects_prefix:
+            values = [value[_PREFIX_BYTES:] if value and _has_prefix(value) else value for value in values]
+        for row, value in enumerate(values):
             try:
                 records.append(decode(value))  # type: ignore[arg-type]  # None raises TypeError
             except _DECODE_ERRORS as error:
                 records.append(None)
+                if not expects_prefix and _has_prefix(value):
+                    with_prefix.append(row)
+                    continue
                 document = _parse_leniently(row, value, error)
                 if isinstance(document, RecordError):
                     errors[row] = document
@@ -71,6 +81,15 @@ class JsonReader:
                 column[row] = look_up(document, path)
             for row in errors:
                 column[row] = 0  # with an int the column stays on the fast path
+        if with_prefix:
+            found: dict[int, RecordError] = {}
+            own = self(RecordColumns([values[row] for row in with_prefix]), found)
+            errors.update(
+                (with_prefix[at], error._replace(row=with_prefix[at])) for at, error in found.items()
+            )
+            for column, items in zip(columns, own, strict=True):
+                for row, item in zip(with_prefix, items, strict=True):
+                    column[row] = item
         return columns
 
 
@@ -99,6 +118,10 @@ def _struct_type(tree: dict[str, Any]) -> type[msgspec.Struct]:
     ]
     names = {f"f{i}": name for i, name in enumerate(tree)}
     return msgspec.defstruct("Record", members, rename=names, gc=False)
+
+
+def _has_prefix(value: bytes | None) -> bool:
+    return value is not None and len(value) > _PREFIX_BYTES and value.startswith(_CONFLUENT)
 
 
 def _parse_leniently(row: int, value: bytes | None, decode_error: Exception) -> dict[str, Any] | RecordError:

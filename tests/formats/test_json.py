@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from replayfilter.core.clock.units import INT64_MIN
 from replayfilter.core.digest import MISSING, digest_key
@@ -117,6 +120,43 @@ ERRORS: list[tuple[bytes | None, Reason, str]] = [
     (b'{"ID": 1}', Reason.KEY, "id: missing or null, expected a value"),
     (b'{"id": 1, "id": null}', Reason.KEY, "id: missing or null, expected a value"),
 ]
+
+
+def serialized(**conf: Any) -> tuple[bytes, list[tuple[str, str | bytes | None]]]:
+    """A value and its headers as Confluent's own serializer writes them."""
+    client = SchemaRegistryClient.new_client({"url": "mock://"})
+    headers: list[tuple[str, str | bytes | None]] = []
+    context = SerializationContext("orders", MessageField.VALUE, headers)
+    value = JSONSerializer('{"title": "Order", "type": "object"}', client, conf=conf)({"id": "a"}, context)
+    assert value is not None
+    return value, headers
+
+
+def test_confluent_json_schema_is_read_in_both_forms() -> None:
+    with_prefix, _ = serialized()
+    assert with_prefix[:1] == b"\0"
+    in_header, headers = serialized(**{"schema.id.serializer": header_schema_id_serializer})
+    assert headers[0][0] == "__value_schema_id"
+    plain, broken, lone = b'{"id": "a"}', b"\0\0\0\0\7{", b'\0\0\0\0\7{"id": "\\ud83d"}'
+    for values in (
+        [with_prefix, in_header, plain, broken, None, lone],
+        [plain, with_prefix, broken, None, lone, in_header, b"\0\0\0\0\7" + with_prefix],
+        [None, b"", b"\0", b"\0\0\0\0\0", with_prefix],
+    ):
+        result = extract(values, "id")
+        bad = {row for row, value in enumerate(values) if value not in (with_prefix, in_header, plain, lone)}
+        assert {error.row for error in result.errors} == bad
+        found = dict(zip(values, digests(result), strict=True))
+        assert {found[value] for value in values if value in (with_prefix, in_header, plain)} == {
+            digest_key(["a"])
+        }
+        assert found.get(lone, digest_key(["\ud83d"])) == digest_key(["\ud83d"])
+    both = extract([plain, broken], "id").errors + extract([broken, plain], "id").errors
+    assert (
+        both[0].message
+        == both[1].message
+        == ("value: Input data was truncated, near b'{'; expected a JSON object in UTF-8")
+    )
 
 
 def test_null_values_can_be_no_errors() -> None:
