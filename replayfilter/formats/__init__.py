@@ -1,4 +1,4 @@
-"""Extracts dedup keys and expiry keys from records: JSON, Avro, CloudEvents and opaque bytes.
+"""Extracts dedup keys and expiry keys from records: JSON, Avro, Protobuf, CloudEvents and opaque bytes.
 
 >>> extract = build_extractor(KeySpec("json", ("id",), "ts", "ms"))
 >>> extraction = extract(RecordColumns([b'{"id": "a", "ts": 5}', b"oops"]))
@@ -20,6 +20,7 @@ from replayfilter.formats.spec import (
     Extraction,
     Extractor,
     KeySpec,
+    ProtobufSpec,
     Reason,
     RecordColumns,
     RecordError,
@@ -30,13 +31,14 @@ __all__ = [
     "Extraction",
     "Extractor",
     "KeySpec",
+    "ProtobufSpec",
     "Reason",
     "RecordColumns",
     "RecordError",
     "build_extractor",
 ]
 
-FORMATS = ("json", "avro", "cloudevents", "raw")
+FORMATS = ("json", "avro", "protobuf", "cloudevents", "raw")
 
 
 def build_extractor(spec: KeySpec) -> Extractor:
@@ -67,6 +69,10 @@ def build_extractor(spec: KeySpec) -> Extractor:
         errors += [f"{setting}: {wrong}" for setting, field in named if (wrong := wrong_attribute(field))]
     if spec.format == "avro" and spec.avro is None:
         errors.append('input.format: "avro" needs schemas; set avro.encoding')
+    if spec.format == "protobuf" and spec.protobuf is None:
+        errors.append(
+            'input.format: "protobuf" needs a message; set protobuf.descriptors and protobuf.message'
+        )
     if errors:
         raise ConfigError(errors)
 
@@ -75,6 +81,8 @@ def build_extractor(spec: KeySpec) -> Extractor:
     reader: Reader
     if spec.avro is not None:
         reader = _avro_reader(paths, spec.avro)
+    elif spec.protobuf is not None:
+        reader = _protobuf_reader(paths, spec.protobuf)
     elif spec.format == "cloudevents":
         reader = CloudEventsReader(paths)
     else:
@@ -93,6 +101,19 @@ def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:
             f'input.format = "avro" needs {error.name}, which is not installed: '
             'pip install "replayfilter[avro]"'
         ) from None
+
+
+def _protobuf_reader(paths: list[Field], spec: ProtobufSpec) -> Reader:
+    try:
+        from replayfilter.formats.protobuf import MessageTypeError, ProtobufReader
+    except ImportError:
+        raise MissingDependency(
+            'input.format = "protobuf" needs protobuf, which is not installed: pip install protobuf'
+        ) from None
+    try:
+        return ProtobufReader(paths, spec)
+    except MessageTypeError as error:
+        raise ConfigError([f"protobuf.message: {error}"]) from None
 
 
 def _parse(setting: str, text: str, errors: list[str]) -> Field | None:

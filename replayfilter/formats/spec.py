@@ -28,6 +28,8 @@ class Reason(enum.StrEnum):
         "avro_schema"  # its schema is unknown to the registry and the schema files, or can't be used
     )
     AVRO = "avro"  # does not match its schema: truncated, trailing bytes, text that is not UTF-8
+    PROTOBUF_PREFIX = "protobuf_prefix"  # lacks the prefix of its encoding, or is of another message type
+    PROTOBUF = "protobuf"  # does not match its message type: truncated, text that is not UTF-8
     CLOUDEVENT = "cloudevent"  # lacks an attribute that each event has, or its event format is not JSON
     KEY = "key"  # every key field is missing or null
     EXPIRY_MISSING = "expiry_missing"  # no expiry key, or null
@@ -63,11 +65,25 @@ class AvroSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ProtobufSpec:
+    """Which message Protobuf values are.
+
+    - ``encoding``: "confluent" (a zero byte, the id in a registry, int32, and the position of the type) or
+      "plain" (no prefix).
+    - ``descriptors``: a FileDescriptorSet, in base64. ``message``: the full name of the message in it.
+    """
+
+    encoding: str
+    descriptors: str = field(repr=False)
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeySpec:
     """Which fields to extract from each record.
 
-    - ``format``: "json", "avro" (``avro`` then says where the schemas are), "cloudevents" (a path is the name
-      of an attribute) or "raw".
+    - ``format``: "json", "avro" (``avro`` then says where the schemas are), "protobuf" (``protobuf`` says
+      which message), "cloudevents" (a path is the name of an attribute) or "raw".
     - ``key``: the fields that make two records the same: dotted paths (``user.id``), ``@key``, ``@value``
       or ``@header:NAME`` (the last header of that name). Empty: no dedup; all digests are zero.
     - ``expiry_key``: a dotted path, ``@timestamp`` or ``@header:NAME``. None: records don't age; all
@@ -88,6 +104,7 @@ class KeySpec:
     time: str | None = None
     time_unit: str = "ms"
     on_null: str = "error"
+    protobuf: ProtobufSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

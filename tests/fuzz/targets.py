@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import struct
@@ -15,8 +16,9 @@ import numpy as np
 
 from replayfilter.core.columns import pack, unpack
 from replayfilter.core.stamp import STAMP_BYTES, Stamp, parse_stamps
-from replayfilter.formats import AvroSpec, Extractor, KeySpec, RecordColumns, build_extractor
+from replayfilter.formats import AvroSpec, Extractor, KeySpec, ProtobufSpec, RecordColumns, build_extractor
 from replayfilter.formats.avro.shape import SchemaError, shape_of
+from tests.support.paths import ROOT
 
 
 def split(data: bytes) -> list[bytes | None]:
@@ -84,6 +86,21 @@ def raw_values(data: bytes) -> None:
     times = np.frombuffer((data + bytes(8 * n))[: 8 * n], np.int64)
     headers = [[("h", value)] if value and len(value) % 2 else None for value in values]
     extract(RAW[n % 3], RecordColumns(values, values[::-1], times, headers))
+
+
+DESCRIPTORS = base64.b64encode((ROOT / "tests" / "vectors" / "order.desc").read_bytes()).decode()
+PROTOBUF = [
+    build_extractor(
+        KeySpec("protobuf", key, expiry, "ms", protobuf=ProtobufSpec(encoding, DESCRIPTORS, "shop.Order"))
+    )
+    for encoding in ("plain", "confluent")
+    for key, expiry in ((("id", "kind", "lines", "first"), "at"), (("sizes", "user", "first.sku"), "ts"))
+]
+
+
+def protobuf_values(data: bytes) -> None:
+    """Protobuf messages, with and without Confluent's prefix."""
+    extract(PROTOBUF[len(data) % 4], RecordColumns(split(data)))
 
 
 CLOUDEVENTS = [
@@ -215,6 +232,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "json": json_values,
     "raw": raw_values,
     "cloudevents": cloud_events,
+    "protobuf": protobuf_values,
     "avro": avro_values,
     "avro-prefix": avro_prefixes,
     "avro-schema": avro_schemas,

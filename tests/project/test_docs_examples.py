@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def test_each_toml_block_is_a_valid_config(
         Path(name).write_text(
             '{"type": "record", "name": "R", "fields": []}' if name.endswith("avsc") else "a\n"
         )
+    for name in re.findall(r'"([\w./-]+\.desc)"', block):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tests" / "vectors" / "order.desc", name)
     path = tmp_path / "example.toml"
     if "stages" in tomllib.loads(block):
         path.write_text(block)

@@ -48,6 +48,7 @@ def broken_rules(config: Config, wrong: frozenset[str]) -> Iterator[tuple[str, s
         _variables,
         _options,
         _avro,
+        _protobuf,
     ):
         for problem in rule(config):
             paths = (problem.path, *problem.reads)
@@ -67,6 +68,8 @@ def _required(config: Config) -> Iterator[Problem]:
         paths += ["dedup.key", *(("dedup.expiry_key", "dedup.period") if config.expires else ())]
     if config.input.format == "avro":
         paths.append("avro.registry" if config.avro.encoding == "confluent" else "avro.schemas")
+    if config.input.format == "protobuf":
+        paths += ["protobuf.descriptors", "protobuf.message"]
     for path in [*paths, *config.output_topics()]:
         if config.value_of(path) in ("", []):
             section, example = path.split(".")[0], config.example_of(path)
@@ -302,3 +305,31 @@ def _schema_files(config: Config) -> Iterator[Problem]:
             yield Problem(key, f"{format_setting(key, path)}: can't be read ({error}); check the path")
         except SchemaError as error:
             yield Problem(key, f"{format_setting(key, path)}: {error}; correct the file")
+
+
+def _protobuf(config: Config) -> Iterator[Problem]:
+    """Needed to read Protobuf: descriptors that can be read, the message, and in it each field."""
+    protobuf, dedup, watermark = config.protobuf, config.dedup, config.watermark
+    if config.input.format != "protobuf" or not protobuf.descriptors or not protobuf.message:
+        return
+    from replayfilter.formats.protobuf import MessageType, MessageTypeError
+
+    try:
+        message = MessageType(Path(protobuf.descriptors).read_bytes(), protobuf.message)
+    except OSError as error:
+        setting = format_setting("protobuf.descriptors", protobuf.descriptors)
+        yield Problem("protobuf.descriptors", f"{setting}: can't be read ({error}); check the path")
+        return
+    except MessageTypeError as error:
+        setting = format_setting("protobuf.message", protobuf.message)
+        yield Problem("protobuf.message", f"{setting}: {error}", ("protobuf.descriptors",))
+        return
+    fields = {f"dedup.key.{at}": text for at, text in enumerate(dedup.key)} if dedup.enabled else {}
+    fields |= {"dedup.expiry_key": dedup.expiry_key} if config.expires else {}
+    if watermark.enabled:
+        fields |= {"watermark.origin": watermark.origin, "watermark.time": watermark.time}
+    for path, text in fields.items():
+        if text and not _wrong_field(text, "protobuf", tuple(Location)):
+            field = parse_field(text)
+            if field.location is Location.PATH and (wrong := message.wrong_path(field.names)):
+                yield Problem(path, f"{path}: {wrong}", ("input.format", "protobuf.message"))

@@ -115,11 +115,11 @@ class Input(Section):
         unit="list of topics",
         unset=REQUIRED,
     )
-    format: Literal["json", "avro", "cloudevents", "raw"] = setting(
+    format: Literal["json", "avro", "protobuf", "cloudevents", "raw"] = setting(
         "json",
-        "The format of the values. `avro` needs the section [avro]. `cloudevents`: fields are the attributes "
-        "of CloudEvents, in headers or in the value. Values in `raw` have no fields: only `@` names can be "
-        "used.",
+        "The format of the values. `avro` and `protobuf` need the sections of that name. `cloudevents`: "
+        "fields are the attributes of CloudEvents, in headers or in the value. Values in `raw` have no "
+        "fields: only `@` names can be used.",
         ["raw"],
     )
     on_null: Literal["error", "unique", "key"] = setting(
@@ -175,6 +175,31 @@ class Avro(Section):
         [["schemas/order.avsc"]],
         unit="list of paths",
         unset="required for `single-object` and `plain`",
+    )
+
+
+class Protobuf(Section):
+    """Which message Protobuf values are. Used with ``input.format = "protobuf"``."""
+
+    encoding: Literal["confluent", "plain"] = setting(
+        "confluent",
+        "The prefix of each value. `confluent`: a zero byte, the schema's id in a registry (4 bytes) and the "
+        "position of the message's type in its .proto file. `plain`: none.",
+        ["plain"],
+    )
+    descriptors: str = setting(
+        "",
+        "A file of descriptors, which describes the message and all that it imports. Read at start.",
+        ["schemas/order.desc"],
+        unit="a path",
+        unset="required for `protobuf`",
+    )
+    message: str = setting(
+        "",
+        "The full name of the message that each value is.",
+        ["shop.Order"],
+        unit="package and name",
+        unset="required for `protobuf`",
     )
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.service.config.filter_sections import Dedup, Replay, Watermark
-from replayfilter.service.config.io_sections import Avro, Http, Input, Kafka, Output, Service
+from replayfilter.service.config.io_sections import Avro, Http, Input, Kafka, Output, Protobuf, Service
 from replayfilter.service.config.section import Section
 from replayfilter.settings.durations import length_in_units
 from replayfilter.settings.variables import expand
@@ -28,6 +28,7 @@ class Config(BaseModel):
     kafka: Kafka = Field(default_factory=Kafka)
     input: Input = Field(default_factory=Input)
     avro: Avro = Field(default_factory=Avro)
+    protobuf: Protobuf = Field(default_factory=Protobuf)
     replay: Replay = Field(default_factory=Replay)
     dedup: Dedup = Field(default_factory=Dedup)
     watermark: Watermark = Field(default_factory=Watermark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, OnNull, Rules, Scope
 from replayfilter.core.watermark.watermark_state import WatermarkRules
-from replayfilter.formats import AvroSpec, KeySpec
+from replayfilter.formats import AvroSpec, KeySpec, ProtobufSpec
 from replayfilter.kafka.admin import Topic
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import SPARK, local_folder
@@ -56,6 +57,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             expiry_key=identity.expiry_key or None,
             unit=config.expiry_unit,
             avro=_avro(config) if config.input.format == "avro" else None,
+            protobuf=_protobuf(config) if config.input.format == "protobuf" else None,
             origin=config.watermark.origin or None if config.watermark.enabled else None,
             time=config.watermark.time or None if config.watermark.enabled else None,
             time_unit=config.watermark.unit,
@@ -127,3 +129,9 @@ def _avro(config: Config) -> AvroSpec:
         options=tuple(config.client_options("avro").items()),
         schemas=tuple(Path(path).read_text("utf-8") for path in config.avro.schemas),
     )
+
+
+def _protobuf(config: Config) -> ProtobufSpec:
+    """Which message values are. The file is read here, since workers on other machines don't have it."""
+    descriptors = base64.b64encode(Path(config.protobuf.descriptors).read_bytes()).decode()
+    return ProtobufSpec(config.protobuf.encoding, descriptors, config.protobuf.message)
