@@ -247,8 +247,10 @@ class LaneWriter:
         for chunk, end in zip(payload.chunks, payload.ends, strict=True):
             found = self._routes.take(chunk, decided[start:end])
             codes.append(found.codes)
-            firsts.update((start + row, first) for row, first in found.firsts.items())
-            late.update((start + row, length) for row, length in found.late.items())
+            if found.firsts:
+                firsts.update((start + row, first) for row, first in found.firsts.items())
+            if found.late:
+                late.update((start + row, length) for row, length in found.late.items())
             start = end
         return Decided(np.concatenate(codes), firsts, late)
 
