@@ -234,6 +234,28 @@ def test_a_lane_is_opened_with_the_partitions_of_all_its_payloads(monkeypatch: p
     assert opened == [{("t", 0), ("t", 1)}]
 
 
+def test_a_stamp_in_the_header_leaves_the_key_alone() -> None:
+    records = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"a", None], pa.binary()),
+            "offset": pa.array([5, 7], pa.int64()),
+            "timestamp": pa.array([1, 1], pa.int64()),
+            "key": pa.array([b"k", None], pa.binary()),
+            "route": pa.array([0, 0], pa.uint8()),
+        }
+    )
+    sink, written = pa.BufferOutputStream(), Written()
+    Payload((CHUNK,), (2,), records, {}).write_to(sink)
+    settings = replace(SETTINGS, output_stamp="header")
+    made = routes(([0, 1], [Route.UNIQUE, Route.UNIQUE]))
+    LaneWriter(settings, made, written, 0).deliver(iter([Row(PAYLOAD, 0, sink.getvalue())]))  # type: ignore[arg-type]
+    found = [(row[3], row[6]) for chunk in written.chunks for row in chunk.rows()]
+    assert found == [
+        (b"k", [("rf-stamp", Stamp(7, 0, 5).to_bytes())]),
+        (None, [("rf-stamp", Stamp(7, 0, 7).to_bytes())]),
+    ]
+
+
 def test_a_shards_report_is_read_as_it_was_written() -> None:
     for report in (ShardReport({"route_us": 5}, UNKNOWN), ShardReport({}, 1_700_000_000_000_000, "{}")):
         assert ShardReport.from_bytes(report.to_bytes()) == report

@@ -131,7 +131,7 @@ def test_right_outputs_pass_and_replays_are_counted(broker: DevBroker, tmp_path:
 def test_stamps_in_headers_are_checked(broker: DevBroker, tmp_path: Path) -> None:
     assert Scene(broker, tmp_path, "header").check().errors == {}
     scene = Scene(broker, tmp_path, "header")
-    scene.outputs[0].headers.pop()
+    del scene.outputs[3].headers[1]
     assert dict(scene.check().errors) == {"foreign": 1, "lost": 1}
 
 
