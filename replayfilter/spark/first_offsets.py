@@ -12,15 +12,31 @@ from dataclasses import replace
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import BrokerError
+from replayfilter.errors import BrokerError, ServiceReplaced
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.client_settings import lane_settings
-from replayfilter.kafka.membership import is_replaced, replaced
+from replayfilter.kafka.membership import Membership, is_replaced, replaced
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.transactions import LaneStats, commit, discard, initialise, send_offsets
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
 Offsets = dict[InputPartition, int]
+
+
+def as_member(
+    settings: PipelineSettings, planned: Mapping[InputPartition, int], membership: Membership
+) -> PipelineSettings:
+    """Join the group, and commit the first offsets as its member; the settings with the membership.
+
+    ``planned``: as for :func:`with_first_offsets`. Raises ServiceReplaced if another service has taken this
+    one's place.
+    """
+    while True:
+        joined = replace(settings, membership=membership.current())
+        try:
+            return with_first_offsets(joined, planned)
+        except ServiceReplaced:
+            membership.ask()  # raises, unless it was this service that has joined again
 
 
 def with_first_offsets(settings: PipelineSettings, planned: Mapping[InputPartition, int]) -> PipelineSettings:

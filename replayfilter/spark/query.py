@@ -22,7 +22,7 @@ from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
 from replayfilter.spark.counts import records_in, total
 from replayfilter.spark.failures import explain
-from replayfilter.spark.first_offsets import with_first_offsets
+from replayfilter.spark.first_offsets import as_member
 from replayfilter.spark.pipeline import OBSERVED, ROWS, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
@@ -121,9 +121,8 @@ class Service:
             session = start_session(settings, self._shared)
             settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
             if self._membership is not None:
-                self._joined_as = self._membership.current()
-                planned = last_planned_ends(session, settings)
-                settings = with_first_offsets(replace(settings, membership=self._joined_as), planned)
+                settings = as_member(settings, last_planned_ends(session, settings), self._membership)
+                self._joined_as = settings.membership
             self._stop_at = self._ends_now() if once and not self._only_one_batch else None
             plan = build_pipeline(session, settings, limit, self._stop_at)
             writer = plan.writeStream.format("noop").outputMode("append").queryName(settings.service)

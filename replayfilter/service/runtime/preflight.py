@@ -100,8 +100,8 @@ def inspect(config: Config, from_committed: bool, uncommitted: str | None = None
         committed = {partition: entry.offset for partition, entry in entries.items()}
         delivered = {at: entry.offset for at, entry in entries.items() if entry.metadata != FIRST}
         if started:
-            errors += _group_behind(config, checkpoint, committed)
-            missing = _offsets_gone(config, checkpoint, committed, errors, warnings)
+            errors += _group_behind(config, cluster, checkpoint, committed)
+            missing = _offsets_gone(config, cluster, checkpoint, committed, errors, warnings)
             starting = offsets_by_topic(missing) or None
             if from_committed:
                 warnings.append("--from-committed has no effect: there is a checkpoint, and it is used")
@@ -256,7 +256,7 @@ def _checkpoint_lost(config: Config, committed: dict[InputPartition, int]) -> st
 
 
 def _group_behind(
-    config: Config, checkpoint: CheckpointFolder, committed: dict[InputPartition, int]
+    config: Config, cluster: Cluster, checkpoint: CheckpointFolder, committed: dict[InputPartition, int]
 ) -> list[str]:
     """Errors for partitions whose committed offset is behind records that the checkpoint has finished.
 
@@ -266,11 +266,9 @@ def _group_behind(
     progress = spark_progress(checkpoint)
     if progress is None:
         return []
-    behind: dict[InputPartition, tuple[int, int]] = {}
-    for partition, end in progress.end.items():
-        if committed.get(partition, end) < end:
-            behind[partition] = committed[partition], end
     settings = client_settings(config.kafka.bootstrap, config.client_options())
+    seemingly = _with_records(settings, _ranges_behind(committed, progress.end))
+    behind = _ranges_behind(_settled(config, cluster, seemingly), progress.end)
     errors = []
     for topic, number in sorted(_with_records(settings, behind)):
         offset, end = behind[topic, number]
@@ -283,8 +281,25 @@ def _group_behind(
     return errors
 
 
+def _ranges_behind(
+    committed: dict[InputPartition, int], ends: dict[InputPartition, int]
+) -> dict[InputPartition, tuple[int, int]]:
+    """From the committed offset to the end, for each partition that is behind it."""
+    return {at: (committed[at], end) for at, end in ends.items() if at in committed and committed[at] < end}
+
+
+def _settled(config: Config, cluster: Cluster, partitions: set[InputPartition]) -> dict[InputPartition, int]:
+    """The committed offsets of partitions that seem to be behind the checkpoint.
+
+    Kafka confirms a commit before the offsets in it count, so right after a kill they may still be pending.
+    No other transaction can be open here: a lane reads these offsets before its next one.
+    """
+    return cluster.committed(config.service.name, partitions)
+
+
 def _offsets_gone(
     config: Config,
+    cluster: Cluster,
     checkpoint: CheckpointFolder,
     committed: dict[InputPartition, int],
     errors: list[str],
@@ -310,7 +325,10 @@ def _offsets_gone(
         if planned.end[partition] > offset and (always_had_one or offset > planned.start.get(partition, 0))
     }
     settings = client_settings(config.kafka.bootstrap, config.client_options())
-    for topic, number in sorted(_with_records(settings, at_risk)):
+    gone = _with_records(settings, at_risk)
+    settled = _settled(config, cluster, gone)
+    missing = {partition: offset for partition, offset in missing.items() if partition not in settled}
+    for topic, number in sorted(gone - settled.keys()):
         first, end = at_risk[topic, number]
         errors.append(
             f'consumer group "{config.service.name}" has no committed offset for {topic}-{number} any more, '
