@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java classes images docs lint types bench bench-quick bench-guard peers fuzz schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java classes images docs lint types bench bench-quick bench-guard peers fuzz sim mutants schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -29,6 +29,9 @@ help:
 	@echo "make lint          ruff and the import contracts"
 	@echo "make types         mypy --strict"
 	@echo "make fuzz          ten minutes of random bytes for everything that reads bytes; FUZZ_SECONDS=60 for less"
+	@echo "make sim           ten minutes of random histories of the whole service; SEEDS=100000 or"
+	@echo "                   SIM_SECONDS=60 for more or less, SEED=4711 for one history in words"
+	@echo "make mutants       how many histories find each defect that is put into the code on purpose"
 	@echo "make schemas       schemas/ from the code"
 	@echo "make lock          resolve all versions into requirements/*.txt and replayfilter/jvm/jars.lock (needs uv)"
 	@echo "make clean         remove the virtual environment and all caches in this folder"
@@ -126,6 +129,13 @@ test-java: .venv/dev.installed jars
 fuzz: FUZZ_SECONDS ?= 600
 fuzz: .venv/dev.installed
 	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS)
+
+sim: SIM_SECONDS ?= $(if $(SEEDS),1000000,600)
+sim: .venv/dev.installed
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000000) --seconds $(SIM_SECONDS))
+
+mutants: .venv/dev.installed
+	$(BIN)/python -m tests.sim --mutants
 
 schemas: .venv/dev.installed
 	$(BIN)/python schemas/remake.py
