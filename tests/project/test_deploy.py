@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from replayfilter.demo.feed import TOPIC
 from replayfilter.demo.stream import CITIES
 from replayfilter.service.config.loader import load
 from replayfilter.service.monitor.metrics import LABELS, METRICS, PREFIX
@@ -121,6 +122,22 @@ def test_the_two_services_of_the_compose_file_share_only_their_input() -> None:
     assert local.dedup == cluster.dedup
     assert not set(local.output_topics().values()) & set(cluster.output_topics().values())
     assert local.service.name != cluster.service.name
+
+
+def test_the_compose_file_creates_the_topics_of_every_service_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["topics"]
+    for name in topics["environment"]:
+        monkeypatch.setenv(name, "hush")
+    found = re.search("for name in ([a-z -]+); do", topics["command"][0])
+    assert found is not None
+    names, existing = found[1].split(), {TOPIC}
+    assert set(names) == {path.stem for path in (DEPLOY / "compose").glob("orders*.toml")}
+    for name in names:
+        config = load(DEPLOY / f"compose/{name}.toml")
+        assert set(config.input.topics) <= existing, name
+        existing |= set(config.output_topics().values())
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "systemd").iterdir()), ids=lambda path: path.stem)
