@@ -39,7 +39,8 @@ def play(scenario: Scenario) -> Outcome:
             problem = _play(sim, scenario, injected, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Outcome(problem, sim.history, injected.kills, injected.seen)
+    history = [line.replace(str(folder), "") for line in sim.history]
+    return Outcome(problem, history, injected.kills, injected.seen)
 
 
 def _play(sim: Simulation, scenario: Scenario, injected: Injector, folder: Path) -> str | None:
