@@ -89,8 +89,6 @@ def try_mutants(names: list[str]) -> int:
             mutant.name,
             "--seeds",
             str(mutant.seeds),
-            "--seconds",
-            "120",
         ]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode == 0 and not any(name in ended.stdout for name in BROKEN):

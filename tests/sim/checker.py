@@ -148,7 +148,7 @@ def _check_sources(
     copies: dict[tuple[int, ...], list[tuple[int, bytes]]] = defaultdict(list)
     for at, record in given.items():
         copies[_STAMP.unpack(record.key)].append((len(delivered.get(at, ())), record.value))
-    forgets = seen.keys() & {"downtime", "lose checkpoint", "rival", "clock"}
+    forgets = seen.keys() & {"downtime", "lose checkpoint", "rival", "overtake", "clock"}
     for stamp, written in copies.items():
         count, value = sum(count for count, _ in written), written[0][1]
         if count != 1 and complete and not forgets and not value.startswith(b"broken"):

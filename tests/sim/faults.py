@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.sim.clients import SESSION_S
 from tests.sim.programs import Program
-from tests.sim.scenario import DOWNTIMES_S, LONG_S, PERIODS, SKEWS_S, Fault, Scenario
+from tests.sim.scenario import DOWNTIMES_S, LONG_S, OVERTAKEN_S, PERIODS, SKEWS_S, Fault, Scenario
 from tests.sim.scheduler import Killed, Process
 from tests.sim.service_model import INPUT, NAME, OUTPUTS, Deployment, Operator
 from tests.sim.world import Simulation
@@ -151,6 +151,16 @@ class Injector:
         self._say("a second service of the name starts, with another checkpoint and other lanes")
         deployments[0].down_until = min(deployments[0].down_until, self._sim.clock + DOWNTIMES_S[2])
         self._operator.add(Deployment("B", self._folder / "B", tables))
+        return True
+
+    def _overtake(self, amount: int, deployment: Deployment) -> bool:
+        """A second service starts while this attempt sleeps; its transaction is still open when it wakes."""
+        if not self._rival(amount, deployment):
+            return False
+        actor = self._sim.current
+        assert actor is not None
+        actor.paused_until = self._sim.clock + OVERTAKEN_S[amount]
+        self._say(f"and this pauses for {OVERTAKEN_S[amount]} s")
         return True
 
     def _lose_checkpoint(self, amount: int, deployment: Deployment) -> bool:

@@ -28,17 +28,18 @@ SELDOM = {
 # What can happen there, and how often.
 KINDS = {
     "kill": 10, "kill worker": 8, "pause": 14, "cut": 6, "brokers away": 2, "freeze": 5, "downtime": 2,
-    "clock": 2, "change config": 3, "change shards": 1, "rival": 6, "lose checkpoint": 1,
+    "clock": 2, "change config": 3, "change shards": 1, "rival": 4, "overtake": 3, "lose checkpoint": 1,
     "more input partitions": 1, "more output partitions": 1, "retention": 1, "crash a program": 10,
 }  # fmt: skip
 # Most seeds mix everything; others have more of what belongs together.
 THEMES: dict[str, dict[str, int]] = {
-    "two services": {"rival": 4, "pause": 6, "freeze": 3, "kill": 2},
+    "two services": {"rival": 3, "overtake": 6, "pause": 3, "freeze": 3, "kill": 2},
     "restarts": {"kill": 8, "kill worker": 3, "cut": 2},
     "clocks": {"clock": 5, "kill": 3, "downtime": 1},
     "downtimes": {"downtime": 4, "crash a program": 6, "kill": 2},
 }
 LONG_S = (0.1, 3.0, 50.0, 400.0)
+OVERTAKEN_S = (10.0, 80.0, 150.0, 250.0)
 DOWNTIMES_S = (600.0, 3 * 3600.0, 3 * 86_400.0, 9 * 86_400.0)
 SKEWS_S = (-3 * 3600.0, -30.0, 1800.0, 5 * 3600.0, 40 * 86_400.0)
 
@@ -108,7 +109,7 @@ def _fault(random: Random, kinds: dict[str, int]) -> Fault:
     kind = random.choices(list(kinds), list(kinds.values()))[0]
     points = LANE_POINTS if kind == "kill worker" or random.random() < 0.6 else DRIVER_POINTS
     point = random.choice(points)
-    often = 1.0 if point in SELDOM else 0.12
+    often = 1.0 if point in SELDOM else random.choice((0.12, 0.6))
     return Fault(point, 1 + min(int(random.expovariate(often)), 60), kind, random.randrange(4))
 
 
