@@ -50,7 +50,7 @@ test test-%: export SPARK_SUBMIT_OPTS = -XX:TieredStopAtLevel=1
 test test-%: export KAFKA_OPTS = -XX:TieredStopAtLevel=1
 
 test-library:
-	$(BIN)/python -m pytest -m "not kafka and not spark and not compose"
+	$(BIN)/python -m pytest -m "not kafka and not spark and not compose and not java"
 	$(BIN)/python -m pytest -m "spark and not kill" tests/service
 
 test-kafka:
