@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "run named without its content", "the cache gives another attempt's run", "replayfilter.core.buckets",
-        "xxhash.xxh3_128_hexdigest(data)", "xxhash.xxh3_128_hexdigest(str(len(run.hi)))",
+        "xxhash.xxh3_128_hexdigest(data)", "xxhash.xxh3_128_hexdigest(bytes(len(run.hi)))",
     ),
     Mutant(
         "latest point travels within a batch", "partitions that are read together see each other",
