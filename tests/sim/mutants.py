@@ -200,7 +200,7 @@ MUTANTS = (
     ),
     Mutant(
         "duplicates in one batch not found", "only remembered keys count", "replayfilter.core.dedup",
-        "found[~starts] = ~aged(latest[~starts], accepted[group[~starts]], period)", "found[~starts] = False",
+        "found = ~starts", "found = np.zeros(len(starts), np.bool_)",
     ),
     # -- what readers rely on --------------------------------------------------------------------------
     Mutant(
