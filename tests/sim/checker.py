@@ -51,6 +51,10 @@ def check(sim: Simulation, operator: Operator, reader: Reader, injected: Any) ->
             problems.add("lost", f"{at} {record.value!r}: expected in {wanted or 'any output'}")
     for at in delivered.keys() - given.keys():
         problems.add("aborted", f"{at} in {delivered[at]}: no read_committed reader sees such a record")
+    written = {record.value for record in given.values()}
+    for wanted_value in (each.value for job in injected.scenario.jobs for each in job):
+        if wanted_value not in written:
+            problems.add("never written", f"{wanted_value!r} is not in the input")
     for era in (era for deployment in operator.deployments for era in deployment.eras):
         _check_clock(era, problems)
     _check_sources(given, delivered, reader, seen, complete, problems)

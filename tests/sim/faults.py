@@ -19,7 +19,7 @@ class Injector:
     """Makes a scenario's faults happen. ``kills``: by point. ``seen``: how often each fault happened."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+        self.scenario = scenario
         self._faults: dict[tuple[str, int], Fault] = {
             (each.point, each.nth): each for each in scenario.faults
         }
@@ -146,7 +146,7 @@ class Injector:
                 self._say(f"{ended[0].name} is started again")
                 self._operator.resume(ended[0])
             return bool(ended)
-        tables = {name: dict(table) for name, table in self._scenario.tables.items()}
+        tables = {name: dict(table) for name, table in self.scenario.tables.items()}
         tables["service"]["shards"] = 1 + tables["service"]["shards"] % 3
         self._say("a second service of the name starts, with another checkpoint and other lanes")
         deployments[0].down_until = min(deployments[0].down_until, self._sim.clock + DOWNTIMES_S[2])

@@ -214,7 +214,7 @@ MUTANTS = (
     ),
     Mutant(
         "one pid for all partition counts", "a reader drops records after more partitions",
-        "replayfilter.spark.partitioning", "output.id, str(output.partitions)", "output.id",
+        "replayfilter.spark.partitioning", "output.id, str(output.partitions)", "output.id", 1500,
     ),
     Mutant(
         "a source's records in several partitions", "the order that marks rely on is gone",
@@ -224,16 +224,16 @@ MUTANTS = (
     Mutant(
         "a job's checkpoint before its records", "records that were never written count as written",
         "replayfilter.client.producer",
-        "                break\n        if left:", "                break\n        if False:",
+        "left = self._call(self._producer.flush, min(step, FLUSH_STEP_S))", "left = 0",
     ),
     Mutant(
         "a reader's marks are not saved", "it has none after a restart", "replayfilter.client.consumer",
         "text = state.text(_hour())", 'text = ""',
     ),
     Mutant(
-        "a reader commits the offset of its last record", "it gets that record again",
+        "a reader commits an offset too many", "it leaves out a record after a restart",
         "replayfilter.client.consumer",
-        "state.position = int(message.offset() or 0) + 1", "state.position = int(message.offset() or 0)",
+        "state.position = int(message.offset() or 0) + 1", "state.position = int(message.offset() or 0) + 2",
     ),
     Mutant(
         "a reader keeps the record at its mark", "the last record before a crash is handled twice",
