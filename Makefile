@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java classes images docs lint types bench bench-quick bench-guard peers fuzz sim mutants schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java test-storage classes images docs lint types bench bench-quick bench-guard peers fuzz sim mutants schemas jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -18,6 +18,7 @@ help:
 	@echo "make test-compose  the compose file: fed, killed, upgraded and on a Spark cluster. Without a container"
 	@echo "                   engine it starts one as root on Debian (installs docker.io), or says why it skips"
 	@echo "make test-peers    every system of the benchmarks, with few records; all outputs must be right"
+	@echo "make test-storage  checkpoints on a real HDFS: services killed, and started again at another host"
 	@echo "make images        stand-ins for the official base images, for machines without an image registry"
 	@echo "make test-java     the client for Java, with jobs that are killed and a service that reads them (needs Maven)"
 	@echo "make docs          the pages in build/site, with the tables of config keys from the code"
@@ -50,15 +51,15 @@ test test-%: export SPARK_SUBMIT_OPTS = -XX:TieredStopAtLevel=1
 test test-%: export KAFKA_OPTS = -XX:TieredStopAtLevel=1
 
 test-library:
-	$(BIN)/python -m pytest -m "not kafka and not spark and not compose and not java"
-	$(BIN)/python -m pytest -m "spark and not kill" tests/service
+	$(BIN)/python -m pytest -m "not kafka and not spark and not compose and not java and not storage"
+	$(BIN)/python -m pytest -m "spark and not kill and not storage" tests/service
 
 test-kafka:
 	$(BIN)/python -m pytest -m "kafka and not spark and not java"
 	$(BIN)/python -m pytest -m kill
 
 test-pipeline:
-	$(BIN)/python -m pytest -m "spark and not kill and not peers" --ignore tests/service
+	$(BIN)/python -m pytest -m "spark and not kill and not peers and not storage" --ignore tests/service
 
 # Spark's classes, read once: every service that the tests start then starts 7 s sooner.
 classes: .venv/share/replayfilter/classes.jsa
@@ -102,6 +103,10 @@ test-peers: .venv/dev.installed jars peers
 
 NEEDS_MAVEN := command -v mvn >/dev/null && command -v javac >/dev/null || { echo "Maven or a JDK is missing: \
 	install both (on Debian and Ubuntu: apt install maven openjdk-17-jdk-headless)." >&2; exit 1; }
+
+# Checkpoints on a real HDFS.
+test-storage: .venv/dev.installed jars classes
+	$(BIN)/python -m pytest -m storage
 
 PEERS := build/peers
 

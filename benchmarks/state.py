@@ -44,6 +44,7 @@ from replayfilter.service.config.loader import config_from
 from replayfilter.service.monitor import storage
 from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.runtime.preflight import inspect
+from replayfilter.spark.checkpoint_folder import LocalFolder
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import Service
 
@@ -165,7 +166,7 @@ def measure(bench: Bench, keys: int) -> dict[str, float]:
     bench.publish_new(max(0, keys - bench.keys))
     bench.run(1_200_000)
     bench.run_small_batches()
-    stored, keys_stored = storage.measure(_spark_folder(bench.settings)), bench.keys
+    stored, keys_stored = storage.measure(LocalFolder(_spark_folder(bench.settings))), bench.keys
     for _ in range(1 + BIG_BATCHES):
         bench.publish(known_keys(bench, BIG - NEW))
         bench.publish_new(NEW)

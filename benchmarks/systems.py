@@ -17,6 +17,7 @@ from typing import Literal
 from benchmarks.orders import PERIOD_MS
 from replayfilter.jvm.java import java
 from replayfilter.service.monitor import storage
+from replayfilter.spark.checkpoint_folder import LocalFolder
 
 PEERS = Path(__file__).parent / "peers"
 BUILT = PEERS.parents[1] / "build" / "peers"
@@ -163,11 +164,11 @@ _FLINK_OPTIONS = {"FLINK_ENV_JAVA_OPTS": HEAP}
 
 
 def _our_state(folder: Path) -> int:
-    return storage.measure(folder / "checkpoint" / "spark").latest
+    return storage.measure(LocalFolder(folder / "checkpoint" / "spark")).latest
 
 
 def _latest_spark_state(folder: Path) -> int:
-    return storage.measure(folder / "checkpoint").latest
+    return storage.measure(LocalFolder(folder / "checkpoint")).latest
 
 
 SYSTEMS: dict[str, System] = {

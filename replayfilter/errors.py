@@ -5,6 +5,7 @@
     ├── StampError         a stamp, pid or producer setting that would break replay filtering
     ├── BrokerError        Kafka can't be reached, or refuses a request
     ├── CheckpointError    the checkpoint can't be used: other shards, other keys, or lost offsets
+    ├── StorageError       the checkpoint's file system can't be reached, or refuses a request
     ├── RegistryError      the schema registry can't be reached, or refuses a request
     │   └── UnknownSchemas it does not know the ids of some schemas
     ├── DeliveryError      a lane can't deliver its part of a batch, or a producer its records
@@ -62,6 +63,10 @@ class UnknownSchemas(RegistryError):
 
 class CheckpointError(ReplayfilterError):
     """The checkpoint can't be used."""
+
+
+class StorageError(ReplayfilterError):
+    """The file system of the checkpoint can't be reached, or refuses a request."""
 
 
 class DeliveryError(ReplayfilterError):

@@ -5,7 +5,8 @@ which comes with PySpark, into a folder of the user's cache; later calls only ch
 folder is `$REPLAYFILTER_JARS` if that is set, so that a container image can contain the jars; otherwise it is
 `replayfilter/jars` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-Spark's own Kafka connector is a second set, which only tests and benchmarks use, for Spark jobs of users.
+Other sets are fetched only when tests and benchmarks ask for them: Spark's own Kafka connector, for Spark
+jobs of users, and HDFS.
 
     python -m replayfilter.jvm.jars           fetch the broker's now
     python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml and rewrite the lock
@@ -30,6 +31,7 @@ from replayfilter.jvm.java import java
 
 LOCK = Path(__file__).with_name("jars.lock")
 
+_WITHOUT_PYSPARK = {"kafka"}  # sets with all that they need
 # Fetches exactly the jars that are named: no POM is read, so no dependency is added that is not in the lock.
 _NO_POMS = """<ivysettings>
   <settings defaultResolver="public"/>
@@ -62,7 +64,7 @@ class Module(NamedTuple):
 
 def kafka_jars() -> list[Path]:
     """The broker's class path, fetched if needed. Raises MissingDependency if a jar can't be fetched."""
-    return _jars("kafka")
+    return locked_jars("kafka")
 
 
 def connector_jars() -> list[Path]:
@@ -70,10 +72,11 @@ def connector_jars() -> list[Path]:
 
     PySpark's own jars are not among them. Raises MissingDependency if a jar can't be fetched.
     """
-    return _jars("connector")
+    return locked_jars("connector")
 
 
-def _jars(kind: str) -> list[Path]:
+def locked_jars(kind: str) -> list[Path]:
+    """The jars of a set in the lock, fetched if needed. Raises MissingDependency if one can't be fetched."""
     locked = tomllib.loads(LOCK.read_text("utf-8"))[kind]
     hashes = {Module.parse(coordinates): sha256 for coordinates, sha256 in locked["sha256"].items()}
     folder = _cache() / f"{kind}-{Module.parse(locked['roots'][0]).version}"
@@ -186,7 +189,7 @@ def _ivy_jar() -> Path:
 def lock(pyproject: Path) -> None:
     """Resolve the jars in `[tool.replayfilter.jars]` and everything they depend on, and write the lock.
 
-    The set `connector` is written without PySpark's own jars: the driver has them already.
+    Of the sets that are used together with PySpark's own jars, what PySpark has already is left out.
     """
     roots = tomllib.loads(pyproject.read_text("utf-8"))["tool"]["replayfilter"]["jars"]
     shipped = {jar.name.rpartition("-")[0] for jar in _pyspark_jars().glob("*.jar")}
@@ -195,7 +198,7 @@ def lock(pyproject: Path) -> None:
     for kind, coordinates in roots.items():
         with tempfile.TemporaryDirectory() as scratch:
             got = _ivy([Module.parse(root) for root in coordinates], Path(scratch), settings=None)
-            left_out = shipped if kind == "connector" else set()
+            left_out = set() if kind in _WITHOUT_PYSPARK else shipped
             hashes = {module: _sha256(jar) for module, jar in got.items() if module.name not in left_out}
         lines += ["", f"[{kind}]", "roots = [", *(f'    "{root}",' for root in coordinates), "]"]
         lines += ["", f"[{kind}.sha256]", *(f'"{module}" = "{sha256}"' for module, sha256 in hashes.items())]

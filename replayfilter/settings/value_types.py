@@ -17,6 +17,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # leaves room for "-<lane>" in a tr
 _MASTER = r"local(\[(\*|[1-9][0-9]*)(, ?[1-9][0-9]*)?\])?|yarn|(spark|k8s)://.+"
 _SERVER = r" *([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5} *"
 _URL = r" *(https?|mock)://[^\s,@]+ *"
+HADOOP_SCHEMES = ("hdfs",)  # file systems of checkpoints, besides local files
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):", re.ASCII)
 
 
@@ -34,8 +35,9 @@ def matching(pattern: str, message: str) -> AfterValidator:
 def _checkpoint(text: str) -> str:
     """A path or URL for a checkpoint; ValueError for a URL of another scheme."""
     scheme = _SCHEME.match(text)
-    if scheme and scheme[1].lower() not in ("file", "hdfs", "s3a"):
-        raise ValueError("not a checkpoint location; use a path, or a file:/, hdfs:/ or s3a: URL")
+    if scheme and scheme[1].lower() not in ("file", *HADOOP_SCHEMES):
+        known = ", ".join(f"{scheme}:" for scheme in ("file", *HADOOP_SCHEMES))
+        raise ValueError(f"not a checkpoint location; use a path, or a URL that starts with {known}")
     return text
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from replayfilter import errors
-from replayfilter.errors import DeliveryError, ReplayfilterError, UnknownSchemas
+from replayfilter.errors import DeliveryError, ReplayfilterError, SparkLost, UnknownSchemas
 
 _OURS = re.compile(
     rf"^(?:.*: )?replayfilter\.errors\.(\w+): (.+)$(?:\n{re.escape(errors.LANE_NOTE)}(\d+)$)?", re.MULTILINE
@@ -33,3 +37,18 @@ def explain(text: str) -> ReplayfilterError:
         f"the query failed: {found[-1].strip()}; start the service again, which loses nothing, and report "
         "this as a bug if it happens again"
     )
+
+
+@contextlib.contextmanager
+def jvm_errors() -> Iterator[None]:
+    """Raise SparkLost if the JVM doesn't answer any more."""
+    try:
+        yield
+    except Py4JJavaError:  # an exception from Java: the JVM is alive
+        raise
+    except (Py4JError, ConnectionError) as error:
+        raise SparkLost(
+            "Spark's Java process has ended while the service was running (it was killed, or ran out of "
+            "memory); start the service again, which loses nothing, and give the machine more memory if it "
+            "happens again"
+        ) from error

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import ServiceReplaced, SparkLost, UnknownSchemas
+from replayfilter.errors import ServiceReplaced, UnknownSchemas
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
 from replayfilter.spark.counts import records_in, total
-from replayfilter.spark.failures import explain
+from replayfilter.spark.failures import explain, jvm_errors
 from replayfilter.spark.first_offsets import as_member
+from replayfilter.spark.hadoop_folder import storage_errors
 from replayfilter.spark.pipeline import OBSERVED, ROWS, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.session import start_session
@@ -108,16 +107,17 @@ class Service:
         """Start the query and return as soon as it runs. ``once``: process what is there now, then end.
 
         Raises MissingDependency without Java or jars, BrokerError if no broker answers, ServiceReplaced if
-        another service of this name has started, and SparkLost if the JVM has ended.
+        another service of this name has started, StorageError if the checkpoint can't be reached, and
+        SparkLost if the JVM has ended.
         """
         self.restart_requested, self.last_response_at = False, time.time()
         while self._changes:
             self._settings = self._changes.pop(0)(self._settings)
         settings, self._only_one_batch = self._settings, False
-        if self._begun is not None:
-            settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
-        limit = min(self._limit, batch_limit(settings))
-        with _jvm_errors():
+        with jvm_errors():
+            if self._begun is not None:
+                settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
+            limit = min(self._limit, batch_limit(settings))
             session = start_session(settings, self._shared)
             settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
             if self._membership is not None:
@@ -129,7 +129,8 @@ class Service:
             writer = writer.option("checkpointLocation", settings.checkpoint)
             if self._only_one_batch:
                 writer = writer.trigger(once=True)
-            self._query = writer.start()
+            with storage_errors(settings.checkpoint):
+                self._query = writer.start()
 
     def _ends_now(self) -> dict[InputPartition, int]:
         """Where all input partitions end now."""
@@ -144,7 +145,7 @@ class Service:
 
         Raises SparkLost if the JVM has ended; this process can't start the query again then.
         """
-        with _jvm_errors():
+        with jvm_errors():
             self._poll(self.query)
 
     def _poll(self, query: StreamingQuery) -> None:
@@ -251,21 +252,6 @@ def _max_message_bytes(settings: PipelineSettings) -> int | None:
 
 def _status(query: StreamingQuery) -> str:
     return str(query.status["message"])
-
-
-@contextlib.contextmanager
-def _jvm_errors() -> Iterator[None]:
-    """Raise SparkLost if the JVM doesn't answer any more."""
-    try:
-        yield
-    except Py4JJavaError:  # an exception from Java: the JVM is alive
-        raise
-    except (Py4JError, ConnectionError) as error:
-        raise SparkLost(
-            "Spark's Java process has ended while the service was running (it was killed, or ran out of "
-            "memory); start the service again, which loses nothing, and give the machine more memory if it "
-            "happens again"
-        ) from error
 
 
 def _with_totals(progress: Progress) -> Progress:

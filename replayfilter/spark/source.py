@@ -19,7 +19,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +36,7 @@ from replayfilter.kafka.reader import Range
 from replayfilter.spark import rows, worker
 from replayfilter.spark.batch_range import CONNECTOR_FIRST_OFFSETS, BatchEnd, last_line
 from replayfilter.spark.decode import decode_chunks
+from replayfilter.spark.hadoop_folder import HadoopFolder, storage_errors
 from replayfilter.spark.pipeline_settings import PipelineSettings
 
 NAME = "replayfilter"
@@ -315,17 +315,19 @@ def with_last_batch(spark: SparkSession, settings: SourceSettings) -> SourceSett
     """The settings with the last planned batch of the checkpoint, read by Spark's own offset log."""
     jvm: Any = spark._jvm  # PySpark has no types for it
     checkpoint = settings.pipeline.checkpoint
-    log = jvm.org.apache.spark.sql.execution.streaming.OffsetSeqLog(
-        spark._jsparkSession, f"{checkpoint}/offsets"
-    )
-    latest = log.getLatest()
+    with storage_errors(checkpoint):
+        log = jvm.org.apache.spark.sql.execution.streaming.OffsetSeqLog(
+            spark._jsparkSession, f"{checkpoint}/offsets"
+        )
+        latest = log.getLatest()
     if latest.isEmpty():
         return settings
     batch = latest.get()._2()
-    first = Path(checkpoint.removeprefix("file:"), CONNECTOR_FIRST_OFFSETS)
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    first = HadoopFolder(checkpoint, jvm, conf).read(CONNECTOR_FIRST_OFFSETS)
     return replace(
         settings,
         last_end=batch.offsets().head().get().json(),
         last_time_us=batch.metadata().get().batchTimestampMs() * 1000,
-        first_offsets=last_line(first.read_bytes()) if first.exists() else "{}",
+        first_offsets=last_line(first) if first is not None else "{}",
     )

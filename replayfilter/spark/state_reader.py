@@ -24,27 +24,30 @@ from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError
 from replayfilter.jvm.java import java
+from replayfilter.spark.checkpoint_folder import CheckpointFolder
 from replayfilter.spark.session import STATE_STORE, java_options
 
 _OPERATOR = "0"  # the plan has one stage with state
 _NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
 
 
-def read_shards(checkpoint: Path) -> list[ShardState]:
+def read_shards(checkpoint: CheckpointFolder, spark: str) -> list[ShardState]:
     """The state of every shard after the last finished batch, with all marks in it. Starts and stops Spark.
 
-    ``checkpoint``: Spark's own folder in the checkpoint. Raises CheckpointError if the state can't be read,
-    and MissingDependency without Java.
+    ``spark``: the name of Spark's own folder in the checkpoint. From another file system than the local one,
+    the whole state is copied into a temporary folder first. Raises CheckpointError if the state can't be
+    read, StorageError if its file system can't, and MissingDependency without Java.
     """
     with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder:
+        local = checkpoint.on_disk(spark, Path(folder))
         try:
-            _link(checkpoint, Path(folder, "view"))
+            _link(local, Path(folder, "view"))
             return _read(Path(folder, "view"))
         except (PySparkException, OSError, ValueError, KeyError) as error:
             first = (str(error).strip().splitlines() or ["no reason given"])[0]
             raise CheckpointError(
-                f"the state in {checkpoint} can't be read: {first}; restore it from a backup, or start with "
-                "a new service.checkpoint and --from-committed"
+                f"the state in {checkpoint.location} can't be read: {first}; restore it from a backup, or "
+                "start with a new service.checkpoint and --from-committed"
             ) from error
 
 

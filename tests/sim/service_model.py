@@ -30,11 +30,12 @@ from replayfilter.kafka.membership import Membership
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.service.config.loader import config_from
 from replayfilter.service.config.model import Config
-from replayfilter.service.runtime.checkpoint import IDENTITY, SPARK, CheckpointFolder, locked
+from replayfilter.service.runtime.checkpoint import IDENTITY, SPARK, locked
 from replayfilter.service.runtime.decisions import RecordedDecisions
 from replayfilter.service.runtime.plan import pipeline_settings_of, with_topics
 from replayfilter.service.runtime.preflight import Findings, inspect
 from replayfilter.spark.batch_range import BatchEnd
+from replayfilter.spark.checkpoint_folder import LocalFolder
 from replayfilter.spark.first_offsets import as_member
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from tests.sim import world
@@ -128,7 +129,7 @@ class Driver:
                 raise Refused(*findings.errors)
             assert findings.identity is not None
             assert may_be_empty, "a lost checkpoint was not noticed"
-            folder = CheckpointFolder(deployment.folder)
+            folder = LocalFolder(deployment.folder)
             folder.write(IDENTITY, findings.identity.to_bytes())
             self._sim.point("identity written")
             self._settings = pipeline_settings_of(config, findings)

@@ -17,8 +17,9 @@ from replayfilter.demo.kafka_io import publish, read_topic
 from replayfilter.demo.stream import Headers, Record
 from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
-from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder
+from replayfilter.service.runtime.checkpoint import SPARK
 from replayfilter.service.runtime.decisions import RecordedDecisions
+from replayfilter.spark.checkpoint_folder import LocalFolder
 from replayfilter.spark.partitioning import output_pids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.query import Service
@@ -69,7 +70,7 @@ class Pipeline:
 
     def service(self) -> Service:
         """A service that has not been started."""
-        begun = RecordedDecisions(CheckpointFolder(self.checkpoint), self.log.append)
+        begun = RecordedDecisions(LocalFolder(self.checkpoint), self.log.append)
         return Service(self.settings, [lambda progress: self.progress.append(dict(progress))], begun=begun)
 
     def session(self) -> SparkSession:

@@ -57,9 +57,8 @@ def state(
     from replayfilter.service.runtime.checkpoint import (
         IDENTITY,
         SPARK,
-        CheckpointFolder,
-        local_folder,
-        locked,
+        open_checkpoint,
+        owned,
     )
     from replayfilter.service.tools.state_command import (
         add_changes,
@@ -73,21 +72,20 @@ def state(
 
     requests = parse_changes(set_ or [], forget or [])
     config, console = load(path), wide_console()
-    folder = local_folder(config.service.checkpoint)
-    if folder is None or CheckpointFolder(folder).read(IDENTITY) is None:
+    checkpoint = open_checkpoint(config)
+    if checkpoint.read(IDENTITY) is None:
         raise CheckpointError(
             f"service.checkpoint = {config.service.checkpoint}: no service has run there; run it first"
         )
-    with locked(folder):
+    with owned(config, checkpoint):
         from replayfilter.spark.state_reader import read_shards
 
-        checkpoint = CheckpointFolder(folder)
         finished = checkpoint.names(f"{SPARK}/commits")
-        shards = read_shards(folder / SPARK) if finished else []
+        shards = read_shards(checkpoint, SPARK) if finished else []
         shard, pending = current_marks(shards, read_changes(checkpoint))
         if not requests:
             print_marks(console, shard, pending)
-            print_sizes(console, shards, measure(folder / SPARK))
+            print_sizes(console, shards, measure(checkpoint, SPARK))
             return
         marks = shard.marks.recent
         known = after_changes(marks.as_dict(), pending)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from replayfilter.errors import CheckpointError
+from replayfilter.errors import CheckpointError, StorageError
 from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, ConfigFile, print_errors, wants_debug
 from replayfilter.service.config.loader import load
 
@@ -65,7 +65,7 @@ def run(
     ] = LogFormat.AUTO,
 ) -> None:
     """Run the service. SIGTERM or Ctrl-C: finish the current batch, then exit."""
-    from replayfilter.service.runtime.checkpoint import IDENTITY, CheckpointFolder, local_folder, locked
+    from replayfilter.service.runtime.checkpoint import IDENTITY, open_checkpoint, owned
     from replayfilter.service.runtime.console import Reporter
     from replayfilter.service.runtime.json_log import JsonLog
     from replayfilter.service.runtime.plan import pipeline_settings_of
@@ -79,17 +79,14 @@ def run(
     as_json = log_format is LogFormat.JSON or (log_format is LogFormat.AUTO and not console.is_terminal)
     reporter = JsonLog(config.service.name) if as_json else Reporter(console)
     context.meta[PRINT_ERRORS] = reporter.error
-    folder = local_folder(config.service.checkpoint)
-    if folder is None:
-        raise CheckpointError(
-            f"service.checkpoint = {config.service.checkpoint}: only local folders are supported; use a path"
-        )
+    level = "warn" if wants_debug(context) else "off"
     with ExitStack() as running:
         signals = running.enter_context(StopSignals())
-        errors, lock = [], -1
+        errors: list[str] = []
         try:
-            lock = running.enter_context(locked(folder))
-        except CheckpointError as error:  # reported together with the other errors
+            checkpoint = open_checkpoint(config, level)
+            shared = running.enter_context(owned(config, checkpoint))
+        except (CheckpointError, StorageError) as error:  # reported together with the other errors
             errors.append(str(error))
         findings = inspect(config, from_committed, uncommitted)
         for text in [*warnings, *findings.warnings]:
@@ -98,13 +95,11 @@ def run(
             reporter.error(*(text.replace("CONFIG", str(path)) for text in errors))
             raise typer.Exit(FAILED)
         assert findings.identity is not None
-        checkpoint = CheckpointFolder(folder)
         checkpoint.write(IDENTITY, findings.identity.to_bytes())
-        level = "warn" if wants_debug(context) else "off"
         plan = replace(
             pipeline_settings_of(config, findings), log_level=level, mark_changes=read_changes(checkpoint)
         )
-        serve(config, plan, findings, checkpoint, reporter, signals, once, lock)
+        serve(config, plan, findings, checkpoint, reporter, signals, once, shared)
 
 
 def check(path: ConfigFile) -> None:

@@ -38,10 +38,10 @@ class Service(Section):
         "",
         "The folder for the state: marks, remembered keys, offsets. A relative path starts at the folder in "
         "which the command is run. If workers run on other machines, all must mount the folder at the same "
-        "path. `run` refuses `hdfs:/` and `s3a:` URLs in this version, because it can't lock such a "
-        "checkpoint against a second service.",
-        ["checkpoint/orders"],
-        unit="a path, or a `file:/` URL",
+        "path, or it must be on a file system that all of them reach: "
+        "[HDFS](../guides/deploy.md#a-checkpoint-on-hdfs).",
+        ["checkpoint/orders", "hdfs://name-node/orders"],
+        unit="a path, or a `file:` or `hdfs:` URL",
         unset=REQUIRED,
     )
     master: Master = setting(

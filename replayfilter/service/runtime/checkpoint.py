@@ -1,8 +1,9 @@
-"""The checkpoint folder of a service: its identity file, its lock, and Spark's own checkpoint.
+"""The checkpoint of a service: its identity file, its lock, and Spark's own checkpoint.
 
 <service.checkpoint>/replayfilter.json    the settings that the state was created with; see Identity
 <service.checkpoint>/decisions.json       the settings that the last batch was begun with; see decisions.py
-<service.checkpoint>/lock                 locked while a service uses the checkpoint
+<service.checkpoint>/lock                 locked while a service uses the checkpoint, in a local folder
+<service.checkpoint>/owner.json           the same elsewhere: rewritten while a service uses the checkpoint
 <service.checkpoint>/spark/               Spark's own checkpoint: offsets, commits, state
 """
 
@@ -13,63 +14,33 @@ import fcntl
 import json
 import os
 import socket
-import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.rules import Match, Scope
-from replayfilter.errors import CheckpointError
+from replayfilter.errors import CheckpointError, SparkLost, StorageError
 from replayfilter.service.config.model import Config
+from replayfilter.service.monitor.poller import Poller
+from replayfilter.settings.value_types import HADOOP_SCHEMES
 from replayfilter.spark.batch_range import CONNECTOR_FIRST_OFFSETS, BatchEnd, last_line
+from replayfilter.spark.checkpoint_folder import CheckpointFolder, LocalFolder
 
 FORMAT = 1
-IDENTITY, DECISIONS, LOCK, SPARK = "replayfilter.json", "decisions.json", "lock", "spark"
+IDENTITY, DECISIONS, LOCK, OWNER, SPARK = "replayfilter.json", "decisions.json", "lock", "owner.json", "spark"
 # The JVM of a killed service notices within a second that its driver has gone, but may first have to finish a
 # write or a full garbage collection of 2 GB. A running service keeps the lock much longer than this.
 LOCK_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+RENEW_SECONDS = 2.0  # between two times that a service rewrites owner.json
 
 Offsets = dict[str, dict[int, int]]  # topic: partition: offset
-
-
-class CheckpointFolder:
-    """Reads and writes files of a checkpoint. Names are relative to ``path``, with "/" between parts."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a file; None if the file does not exist."""
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file atomically: a reader finds the old content or the new. Raises OSError on failure."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-
-    def names(self, folder: str) -> list[str]:
-        """The names in a subfolder; empty if the subfolder does not exist."""
-        try:
-            return os.listdir(self.path / folder)
-        except FileNotFoundError:
-            return []
 
 
 def local_folder(checkpoint: str) -> Path | None:
@@ -78,9 +49,25 @@ def local_folder(checkpoint: str) -> Path | None:
     >>> local_folder("file:///var/lib/orders")
     PosixPath('/var/lib/orders')
     """
-    if checkpoint.lower().startswith("file:"):
+    scheme = checkpoint.partition(":")[0].lower()
+    if scheme == "file":
         return Path(unquote(urlsplit(checkpoint).path))
-    return None if checkpoint.lower().startswith(("hdfs:", "s3a:")) else Path(checkpoint).absolute()
+    return None if scheme in HADOOP_SCHEMES else Path(checkpoint).absolute()
+
+
+def open_checkpoint(config: Config, log_level: str = "off") -> CheckpointFolder:
+    """The service's checkpoint. One on another file system starts Spark's JVM, which later runs the service.
+
+    Raises StorageError if its file system can't be used, and MissingDependency without Java.
+    """
+    location, master = config.service.checkpoint, config.service.master
+    if (folder := local_folder(location)) is not None:
+        return LocalFolder(folder)
+    from replayfilter.spark.hadoop_folder import HadoopFolder  # a local checkpoint needs no JVM
+    from replayfilter.spark.session import hadoop_settings, session_settings, start_jvm
+
+    jvm = start_jvm(session_settings(config.service.name, location, master, log_level))
+    return HadoopFolder(location.rstrip("/"), jvm, hadoop_settings(jvm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +258,80 @@ def _batch_end(content: bytes | None) -> BatchEnd:
 
 
 @contextlib.contextmanager
+def owned(config: Config, checkpoint: CheckpointFolder) -> Iterator[list[int]]:
+    """Keep other services from a checkpoint; yields the file descriptors that the JVM must keep open.
+
+    Raises CheckpointError if another process uses it, see :func:`locked`, and StorageError if its file
+    system can't be used.
+    """
+    if (folder := local_folder(config.service.checkpoint)) is not None:
+        with locked(folder) as descriptor:
+            yield [descriptor]
+    else:
+        await_owner(checkpoint)
+        with Ownership(checkpoint):
+            yield []
+
+
+def await_owner(checkpoint: CheckpointFolder, timeout: float = LOCK_SECONDS) -> None:
+    """Wait until the last owner has ended, or until it has not renewed its file for ``timeout`` seconds.
+
+    Raises CheckpointError if it renews the file. Clocks of other hosts don't matter.
+    """
+    found, until = checkpoint.read(OWNER), time.monotonic() + timeout
+    while found is not None and time.monotonic() < until:
+        time.sleep(RENEW_SECONDS / 4)
+        now = checkpoint.read(OWNER)
+        if now is not None and now != found:
+            try:
+                owner = "process {process} on {host}".format(**json.loads(now))
+            except (ValueError, KeyError, TypeError):
+                owner = "another process"
+            raise CheckpointError(
+                f"service.checkpoint = {checkpoint.location}: in use by {owner}; stop it first, or set a "
+                "different checkpoint for each service"
+            )
+        found = now
+
+
+class Ownership(Poller):
+    """Rewrites owner.json periodically, until another process has taken the checkpoint.
+
+    This only keeps services apart that are started by mistake. A service that was frozen for so long that
+    another one has started can't deliver any more: see kafka/membership.py.
+    """
+
+    def __init__(self, checkpoint: CheckpointFolder, every: float = RENEW_SECONDS) -> None:
+        super().__init__("checkpoint-owner", every)
+        self._checkpoint, self._id, self._times = checkpoint, uuid.uuid4().hex, 0
+
+    def __enter__(self) -> Self:
+        """Write the file. Raises StorageError if that fails."""
+        self._renew()
+        return super().__enter__()
+
+    def poll(self) -> None:
+        """Write the file again if it is still ours. If that fails, the next poll tries again."""
+        with contextlib.suppress(StorageError, SparkLost, OSError):
+            if self._is_ours():
+                self._renew()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        with contextlib.suppress(StorageError, SparkLost, OSError):
+            if self._is_ours():
+                self._checkpoint.remove(OWNER)
+
+    def _is_ours(self) -> bool:
+        return self._id.encode() in (self._checkpoint.read(OWNER) or b"")
+
+    def _renew(self) -> None:
+        self._times += 1
+        owner = {"process": os.getpid(), "host": socket.gethostname(), "id": self._id, "renewed": self._times}
+        self._checkpoint.write(OWNER, json.dumps(owner).encode() + b"\n")
+
+
+@contextlib.contextmanager
 def locked(folder: Path, timeout: float = LOCK_SECONDS) -> Iterator[int]:
     """Lock a checkpoint for one service; yields the descriptor of the lock file.
 
@@ -312,7 +373,7 @@ def _acquire(descriptor: int, timeout: float) -> bool:
             time.sleep(_POLL_SECONDS)
 
 
-def unwritable(folder: Path, error: OSError) -> str:
+def unwritable(folder: Path | None, error: OSError) -> str:
     """The message for a checkpoint that can't be written."""
     return (
         f"service.checkpoint = {folder}: can't be written ({error.strerror or error}); "

@@ -26,7 +26,8 @@ from replayfilter.errors import CheckpointError, RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.formats.spec import MAX_UNKNOWN
 from replayfilter.service.monitor.poller import Poller
-from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK, CheckpointFolder, unfinished_batch
+from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK, unfinished_batch
+from replayfilter.spark.checkpoint_folder import CheckpointFolder
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import SettingsChange
 

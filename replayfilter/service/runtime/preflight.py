@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import BrokerError, CheckpointError
+from replayfilter.errors import BrokerError, CheckpointError, StorageError
 from replayfilter.kafka.admin import Cluster, Topic
 from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.offsets import FIRST
@@ -21,18 +21,19 @@ from replayfilter.service.runtime.checkpoint import (
     DECISIONS,
     IDENTITY,
     SPARK,
-    CheckpointFolder,
     Identity,
     Offsets,
     differences,
     identity_of,
     local_folder,
+    open_checkpoint,
     progress_to,
     spark_progress,
     unfinished_batch,
     unwritable,
 )
 from replayfilter.service.runtime.output_topics import too_strict
+from replayfilter.spark.checkpoint_folder import CheckpointFolder
 from replayfilter.spark.first_offsets import offsets_by_topic
 
 READ_LIMIT_S = 20.0
@@ -111,7 +112,7 @@ def inspect(config: Config, from_committed: bool, uncommitted: str | None = None
             unknown = [partition for partition in inputs if partition not in committed]
             chosen = _begin_of_unknown(config, cluster, unknown, uncommitted, errors) if delivered else {}
             starting = offsets_by_topic(committed | chosen)
-    except (BrokerError, CheckpointError) as error:
+    except (BrokerError, CheckpointError, StorageError) as error:
         errors.append(str(error))
     return Findings(errors, warnings, identity, topics, starting)
 
@@ -210,17 +211,15 @@ def _unknown_shard_count(config: Config) -> list[str]:
 
 
 def _open_checkpoint(config: Config, errors: list[str]) -> CheckpointFolder | None:
-    folder = local_folder(config.service.checkpoint)
-    if folder is None:
-        url = config.service.checkpoint
-        errors.append(f"service.checkpoint = {url}: can't be read from this process; use a local path")
-        return None
-    checkpoint = CheckpointFolder(folder)
     try:
+        checkpoint = open_checkpoint(config)
         checkpoint.write(".writable", b"")
-        (folder / ".writable").unlink()
+        checkpoint.remove(".writable")
     except OSError as error:
-        errors.append(unwritable(folder, error))
+        errors.append(unwritable(local_folder(config.service.checkpoint), error))
+        return None
+    except StorageError as error:
+        errors.append(str(error))
         return None
     return checkpoint
 

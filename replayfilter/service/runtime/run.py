@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -18,9 +18,9 @@ from replayfilter.service.config.model import Config
 from replayfilter.service.monitor.batch import Batch, read_batch
 from replayfilter.service.monitor.lag_poller import LagPoller
 from replayfilter.service.monitor.status import Status
-from replayfilter.service.monitor.storage import StoragePoller
+from replayfilter.service.monitor.storage import EVERY_SECONDS, EVERY_SECONDS_ELSEWHERE, StoragePoller
 from replayfilter.service.monitor.topics_poller import TopicsPoller
-from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder, local_folder, spark_progress
+from replayfilter.service.runtime.checkpoint import SPARK, spark_progress
 from replayfilter.service.runtime.console import Reporter
 from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
 from replayfilter.service.runtime.json_log import JsonLog
@@ -29,6 +29,7 @@ from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.runtime.roster_poller import RosterPoller
 from replayfilter.service.runtime.supervision import StopSignals, Supervisor
 from replayfilter.settings.variables import expand
+from replayfilter.spark.checkpoint_folder import CheckpointFolder, LocalFolder
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.query import Progress, Service
 from replayfilter.watermark.api import Laggards as ReportedLaggards
@@ -43,11 +44,11 @@ def serve(
     reporter: Reporter | JsonLog,
     signals: StopSignals,
     once: bool,
-    lock: int,
+    shared: Sequence[int],
 ) -> None:
     """Run the service until it ends, and raise the error that ended it if there is one.
 
-    ``lock`` is the descriptor of the checkpoint's lock, which the JVM inherits.
+    ``shared``: file descriptors that the JVM inherits, such as that of the checkpoint's lock.
     """
     status = Status(config.service.name, config.http.stale_after / 1e6, shown_config(config), time.time())
     with ExitStack() as running:
@@ -62,7 +63,7 @@ def serve(
         settings = client_settings(config.kafka.bootstrap, config.client_options())
         membership = running.enter_context(Membership(settings, plan.service, plan.topics))
         begun = RecordedDecisions(checkpoint, reporter.info)
-        query = Service(plan, [on_batch], [lock], begun, membership)
+        query = Service(plan, [on_batch], shared, begun, membership)
         if not once:
             _follow_roster_files(config, plan, query, reporter, running)
             _follow_topics(plan, findings, query, reporter, running)
@@ -95,8 +96,8 @@ def _start_monitoring(
     server = running.enter_context(StatusServer(status, config.http.bind, config.http.port))
     finished = _finished_offsets(checkpoint)
     running.enter_context(LagPoller(plan, status, finished, reporter.warning))
-    if (folder := local_folder(config.service.checkpoint)) is not None:
-        running.enter_context(StoragePoller(folder / SPARK, status.set_storage))
+    every = EVERY_SECONDS if isinstance(checkpoint, LocalFolder) else EVERY_SECONDS_ELSEWHERE
+    running.enter_context(StoragePoller(checkpoint, SPARK, status.set_storage, every))
     reporter.info(f"status page and metrics: http://{config.http.host}:{server.port}/")
 
 

@@ -20,7 +20,8 @@ from replayfilter.core.replay.marks import Marks
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError, ConfigError
 from replayfilter.service.monitor.storage import LOCATIONS, Storage
-from replayfilter.service.runtime.checkpoint import SPARK, CheckpointFolder
+from replayfilter.service.runtime.checkpoint import SPARK
+from replayfilter.spark.checkpoint_folder import CheckpointFolder
 
 EDITS = "edits.jsonl"
 ANY_BATCH = 1 << 62  # higher than the number of any batch

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import gcd
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -34,7 +33,7 @@ from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.reader import Range, RangeReader, partition_of
 from replayfilter.service.config.model import Config
-from replayfilter.service.runtime.checkpoint import CheckpointFolder, local_folder, spark_progress
+from replayfilter.service.runtime.checkpoint import open_checkpoint, spark_progress
 from replayfilter.spark.partitioning import output_pid
 
 EXAMPLES_KEPT = 3  # per kind of error
@@ -198,9 +197,8 @@ class Verifier:
     def _begins(self) -> dict[InputPartition, int]:
         """The first offset to compare: the first in the topic, or the service's first if it began later."""
         begins = self._cluster.beginning_offsets(self._input)
-        folder = local_folder(self.config.service.checkpoint)
-        if self.config.input.starting == "latest" and folder is not None:
-            progress = spark_progress(CheckpointFolder(Path(folder)))
+        if self.config.input.starting == "latest":
+            progress = spark_progress(open_checkpoint(self.config))
             first = progress.start if progress else {}
             return {partition: max(begin, first.get(partition, begin)) for partition, begin in begins.items()}
         return begins

@@ -16,6 +16,7 @@ from replayfilter.core.key_run import Run, cached_size, with_bloom
 from replayfilter.core.state import ShardState
 from replayfilter.service.monitor.storage import Storage, StoragePoller, measure
 from replayfilter.service.tools.state_command import print_sizes
+from replayfilter.spark.checkpoint_folder import LocalFolder
 
 ONE, TWO = "4a476c46-fd5b-468e-9327-28e8b8bd2bd2", "a401444b-0f42-47bc-94f0-e1746d90dd02"
 
@@ -51,18 +52,18 @@ def test_the_latest_version_is_the_last_snapshot_with_its_tables_and_the_changel
     for name, size in (("7-x.sst", 300), ("8-x.sst", 1_000), ("9-x.sst", 2_000)):
         (shard / "SSTs" / name).write_bytes(b"x" * size)
     everything = old + new + sum(written.values()) + 3_300 + 5
-    assert measure(tmp_path) == Storage(new + 3_000 + 9 + 20, everything)
+    assert measure(LocalFolder(tmp_path)) == Storage(new + 3_000 + 9 + 20, everything)
 
 
 def test_before_the_first_snapshot_and_with_a_truncated_one(tmp_path: Path) -> None:
-    assert measure(tmp_path) == Storage(0, 0)
+    assert measure(LocalFolder(tmp_path)) == Storage(0, 0)
     for number, size in ((0, 10), (1, 30)):
         shard = tmp_path / "state" / "0" / str(number)
         shard.mkdir(parents=True)
         (shard / f"1_{ONE}.changelog").write_bytes(b"x" * size)
-    assert measure(tmp_path) == Storage(40, 40)
+    assert measure(LocalFolder(tmp_path)) == Storage(40, 40)
     (tmp_path / "state" / "0" / "1" / f"2_{ONE}.zip").write_bytes(b"PK")
-    assert measure(tmp_path) == Storage(12, 42)
+    assert measure(LocalFolder(tmp_path)) == Storage(12, 42)
 
 
 def test_memory_is_the_size_of_the_runs_in_the_cache() -> None:
@@ -91,7 +92,7 @@ def test_the_state_command_prints_the_sizes() -> None:
 def test_the_disk_is_measured_again_while_no_records_arrive(tmp_path: Path) -> None:
     found: list[Storage] = []
     shard = tmp_path / "state" / "0" / "0"
-    with StoragePoller(tmp_path, found.append, every=0.01) as poller:
+    with StoragePoller(LocalFolder(tmp_path), "", found.append, every=0.01) as poller:
         shard.mkdir(parents=True)
         (shard / f"1_{ONE}.changelog").write_bytes(b"x" * 10)
         deadline = time.monotonic() + 10

@@ -17,8 +17,9 @@ from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.errors import CheckpointError, RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.formats.spec import MAX_UNKNOWN
-from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK, CheckpointFolder
+from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK
 from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
+from replayfilter.spark.checkpoint_folder import LocalFolder
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.query import SettingsChange
 from tests.support.registry_server import FAST_RETRIES, RegistryServer
@@ -57,7 +58,7 @@ class Checkpoint:
     @property
     def decisions(self) -> RecordedDecisions:
         """As a new process sees them."""
-        return RecordedDecisions(CheckpointFolder(self.folder), self.messages.append)
+        return RecordedDecisions(LocalFolder(self.folder), self.messages.append)
 
     def _write(self, name: str) -> None:
         path = self.folder / SPARK / name

@@ -19,8 +19,9 @@ from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.transactions import LaneStats, send_offsets
 from replayfilter.service.cli import main as cli
 from replayfilter.service.config.loader import config_from
-from replayfilter.service.runtime.checkpoint import CheckpointFolder, Identity
+from replayfilter.service.runtime.checkpoint import Identity
 from replayfilter.service.runtime.preflight import Findings, core_count, inspect
+from replayfilter.spark.checkpoint_folder import LocalFolder
 
 ROUTES = ("unique", "duplicate", "expired", "error")
 numbers = itertools.count()
@@ -33,7 +34,7 @@ class Deployment:
         self.bootstrap, self.folder = bootstrap, folder / "checkpoint"
         self.name = f"preflight-{next(numbers)}"
         self.cluster = Cluster(bootstrap)
-        self.files = CheckpointFolder(self.folder)
+        self.files = LocalFolder(self.folder)
 
     def data(self, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
         data: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ from replayfilter.core.replay.mark_changes import MarkChange
 from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError, ConfigError
-from replayfilter.service.runtime.checkpoint import CheckpointFolder
 from replayfilter.service.tools.state_command import (
     EDITS,
     add_changes,
@@ -19,13 +18,14 @@ from replayfilter.service.tools.state_command import (
     parse_changes,
     read_changes,
 )
+from replayfilter.spark.checkpoint_folder import LocalFolder
 from tests.support.core_run import MemoryStore
 
 MARKS = MarkTable().with_changes([MarkChange(0, 0, 7, 1, 10)], 10**15, MemoryStore())
 
 
 def test_changes_are_written_with_the_mark_before_and_the_time(tmp_path: Path) -> None:
-    files = CheckpointFolder(tmp_path)
+    files = LocalFolder(tmp_path)
     for batch in ("0", "1", "2", ".2.crc"):
         (tmp_path / "spark" / "offsets").mkdir(parents=True, exist_ok=True)
         (tmp_path / "spark" / "offsets" / batch).touch()
@@ -46,7 +46,7 @@ def test_changes_are_written_with_the_mark_before_and_the_time(tmp_path: Path) -
 
 
 def test_a_damaged_file_and_wrong_requests_are_refused(tmp_path: Path) -> None:
-    files = CheckpointFolder(tmp_path)
+    files = LocalFolder(tmp_path)
     for text in ("{", '{"number": 2, "batch": 1, "pid": 1, "partition": 1, "mark": 1}\n', "[]"):
         files.write(EDITS, text.encode())
         with pytest.raises(CheckpointError, match="restore it"):
