@@ -13,11 +13,14 @@ class BatchFacts(NamedTuple):
     - ``time_us``: the batch time.
     - ``believed_us``: the same, unless the clock has jumped ahead; see :func:`believed_time`.
     - ``caught_up``: whether the batch has all that could be read when it was planned.
+    - ``upstream``: the services before this one, each with its low watermark. All that they had written
+      before they had these watermarks is in this batch or an earlier one.
     """
 
     time_us: int
     believed_us: int
     caught_up: bool
+    upstream: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def at(cls, time_us: int) -> BatchFacts:

@@ -132,6 +132,16 @@ class Frame:
                 )
             row, own, source = row_end, own_end, source_end
 
+    @classmethod
+    def empty(cls) -> Frame:
+        """A frame without chunks: its shard takes part in the batch, and has nothing to decide."""
+        nothing = np.zeros(0, np.int64)
+        cut = cut_frames(
+            (), nothing, stamps=None, expiry=nothing, digests=np.zeros((0, 2), np.uint64),
+            rows=nothing.astype(np.uint32), future=None, shards=1,
+        )  # fmt: skip
+        return cut.frames[0]
+
     def to_bytes(self) -> bytes:
         """The frame as a column block."""
         meta: dict[str, Any] = {"chunks": self.chunks}

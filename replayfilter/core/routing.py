@@ -138,7 +138,7 @@ def route_batch(
         partitions=partitions,
     )
     if rules.watermark is not None:
-        watermark_after = watermark.after(observed, rules.watermark, facts.believed_us)
+        watermark_after = watermark.after(observed, rules.watermark, facts.believed_us, facts.upstream)
         state_after = replace(state_after, watermark=watermark_after)
     stats = _stats_of(state_after, buckets)
     stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}

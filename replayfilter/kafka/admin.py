@@ -189,13 +189,21 @@ class Cluster:
         """The offset after the last record of each partition that a read_committed consumer can read now."""
         return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # not in its stubs
 
-    def _offsets(self, partitions: Iterable[InputPartition], spec: OffsetSpec) -> dict[InputPartition, int]:
+    def written_ends(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
+        """The same, with records of transactions that are still open, or whose end is not written yet."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not in its stubs
+        return self._offsets(partitions, latest, IsolationLevel.READ_UNCOMMITTED)
+
+    def _offsets(
+        self,
+        partitions: Iterable[InputPartition],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[InputPartition, int]:
         asked = {TopicPartition(topic, number): spec for topic, number in partitions}
         if not asked:
             return {}
-        futures = self._admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._limit
-        )
+        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._limit)
         found: dict[InputPartition, int] = {}
         for at, future in futures.items():
             question = f"the offsets of partition {at.partition} of topic {at.topic!r}"

@@ -4,7 +4,8 @@ The source writes it when it plans a batch, and reads it again when the batch is
 
     {"orders": {"0": 1200, "1": 900},
      "@batch": {"time_us": 1700000000000000, "believed_us": 1700000000000000, "waited_us": 120000,
-                "behind": {"orders": {"0": 50}}, "began": {"orders": {"0": 7, "1": 0}}}}
+                "behind": {"orders": {"0": 50}}, "began": {"orders": {"0": 7, "1": 0}},
+                "upstream": {"counted": 1699999999000000}}}
 
 The topics are as Spark's Kafka connector writes them, so checkpoints of either source are read by this one.
 ``@`` can't begin the name of a topic. Ends count transaction markers.
@@ -31,8 +32,8 @@ class BatchEnd:
     in logs of Spark's Kafka connector. ``behind``: offsets left to read per partition when the batch was
     planned, without those that had none left. ``began``: the first offset of each partition that this source
     has begun to read, since the logs of the first batches are deleted. ``waited_us``: how long the planner
-    waited for records before it planned the batch. ``believed_us``: see core/batch_facts.py; None where it is
-    not logged.
+    waited for records before it planned the batch. ``believed_us`` (None where it is not logged) and
+    ``upstream``: see core/batch_facts.py.
     """
 
     ends: Mapping[InputPartition, int]
@@ -41,6 +42,7 @@ class BatchEnd:
     began: Mapping[InputPartition, int] = field(default_factory=dict)
     waited_us: int = 0
     believed_us: int | None = None
+    upstream: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def facts(self) -> BatchFacts | None:
@@ -48,7 +50,7 @@ class BatchEnd:
         if self.time_us is None:
             return None
         believed = self.time_us if self.believed_us is None else self.believed_us
-        return BatchFacts(self.time_us, believed, caught_up=not self.behind)
+        return BatchFacts(self.time_us, believed, not self.behind, tuple(sorted(self.upstream.items())))
 
     def to_json(self) -> dict[str, Any]:
         """The end as the offset log keeps it."""
@@ -57,6 +59,7 @@ class BatchEnd:
         facts: dict[str, Any] = {"time_us": self.time_us, "waited_us": self.waited_us}
         facts |= {"believed_us": self.believed_us} if self.believed_us is not None else {}
         facts |= {"behind": _nested(self.behind), "began": _nested(self.began)}
+        facts |= {"upstream": dict(self.upstream)} if self.upstream else {}
         return _nested(self.ends) | {BATCH: facts}
 
     @classmethod
@@ -70,7 +73,8 @@ class BatchEnd:
         ends = _flat({topic: parts for topic, parts in logged.items() if topic != BATCH})
         behind, began = _flat(facts.get("behind", {})), _flat(facts.get("began", {}))
         waited, believed = facts.get("waited_us", 0), facts.get("believed_us")
-        return cls(ends, facts.get("time_us"), behind, began, waited, believed)
+        upstream = facts.get("upstream", {})
+        return cls(ends, facts.get("time_us"), behind, began, waited, believed, upstream)
 
 
 def last_line(entry: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from replayfilter.core.replay.mark_changes import MarkChange
 from replayfilter.core.routing import Route
@@ -17,6 +17,25 @@ class Output(NamedTuple):
 
     topic: str
     partitions: int
+
+
+class FollowedUpstream(Protocol):
+    """What a watermark server last said of the services before this one, asked in the background.
+
+    ``lows``: the low watermark of each, in microseconds; None until all of them have one.
+    """
+
+    lows: Mapping[str, int] | None
+
+    def stop(self) -> None:
+        """Stop asking."""
+
+
+class Upstream(Protocol):
+    """The services before this one. It is pickled with the settings."""
+
+    def follow(self) -> FollowedUpstream:
+        """Begin to ask for their watermarks. Raises nothing: without an answer there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +66,8 @@ class PipelineSettings:
     - ``topic_ids``: Kafka's ids of the input topics by name; a topic that is not in it may have any.
     - ``stamp``: where stamps are: "key", "header" or "none".
     - ``on_invalid``: what happens to records without a valid stamp: "pass" or "error".
+    - ``upstream``: an :class:`Upstream` that tells how far the services before this one are; None: only their
+      records do.
 
     Decisions:
 
@@ -86,6 +107,7 @@ class PipelineSettings:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     stamp: str = "key"
     on_invalid: str = "pass"
+    upstream: Any = field(default=None, repr=False)  # an Upstream, no plain value; may hold a token
     max_future_us: int = 600 * 10**6
     max_message_bytes: int | None = None
     output_stamp: str = "key"

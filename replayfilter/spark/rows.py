@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.columns import Columns, pack, unpack
-from replayfilter.core.frames import ChunkId
+from replayfilter.core.frames import ChunkId, Frame
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.routing import FirstSeen, Routes
 
@@ -41,7 +41,8 @@ def facts_to_text(facts: BatchFacts) -> str:
 
 def facts_from_text(text: str) -> BatchFacts:
     """Read what ``facts_to_text`` wrote."""
-    return BatchFacts(*json.loads(text))
+    time_us, believed_us, caught_up, upstream = json.loads(text)
+    return BatchFacts(time_us, believed_us, caught_up, tuple((service, low) for service, low in upstream))
 
 
 class RowBuilder:
@@ -151,6 +152,14 @@ def routes_from_bytes(data: bytes) -> list[Routes]:
         Routes(*chunk, rows_of, codes_of, first, late_of)
         for chunk, rows_of, codes_of, first, late_of in zip(chunks, rows, codes, firsts, late, strict=True)
     ]
+
+
+def empty_frames(shards: Sequence[int], lane: int, facts: BatchFacts) -> pa.RecordBatch:
+    """A frame without records for each shard, so that all of them learn the facts of the batch."""
+    rows, body = RowBuilder(), Frame.empty().to_bytes()
+    for shard in shards:
+        rows.add(body, FRAME, shard, lane, 0, facts_to_text(facts))
+    return rows.to_batch()
 
 
 def _ends(parts: list[NDArray[Any]]) -> NDArray[np.int64]:

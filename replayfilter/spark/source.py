@@ -37,7 +37,8 @@ from replayfilter.spark import rows, worker
 from replayfilter.spark.batch_range import CONNECTOR_FIRST_OFFSETS, BatchEnd, last_line
 from replayfilter.spark.decode import decode_chunks
 from replayfilter.spark.hadoop_folder import HadoopFolder, storage_errors
-from replayfilter.spark.pipeline_settings import PipelineSettings
+from replayfilter.spark.partitioning import partition_ids
+from replayfilter.spark.pipeline_settings import FollowedUpstream, PipelineSettings
 
 NAME = "replayfilter"
 LONGEST_WAIT_S = 1.0  # before the planner answers that there is nothing new; a query stops only then
@@ -47,6 +48,7 @@ SLOWEST_POLL_SHARE = 0.2  # or this share of the interval between batches, if th
 TASK_RECORDS = 2_000  # a task costs tens of milliseconds of CPU, however few its records
 PARTITIONS_CHECK_S = 30.0  # how often topics are checked for new partitions
 RETENTION_S = 30.0  # records that came within this time have not been deleted
+QUIET_US = 2 * 10**6  # without records for so long, a watermark that a server tells is worth a batch
 _START_AGAIN = "start with another service.name and service.checkpoint to read what is there now"
 
 Ends = dict[InputPartition, int]
@@ -75,10 +77,28 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Task(ReadTask):
-    """One task of a batch: the range of offsets to read of each partition, and the facts of the batch."""
+    """One task of a batch: the range of offsets to read of each partition, and the facts of the batch.
+
+    ``tells_shards``: whether it sends the facts to every shard, even to those that get no records.
+    """
 
     ranges: Mapping[InputPartition, Range]
     facts: BatchFacts
+    tells_shards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _UpstreamNews:
+    """Watermarks of the services before this one, and the ends of all partitions, asked for after them."""
+
+    lows: Mapping[str, int]
+    written: Ends
+
+    def is_covered(self, found: Ends) -> bool:
+        """Whether all that was written can be read, with these ends of what can be read."""
+        return found.keys() == self.written.keys() and all(
+            found[at] >= end for at, end in self.written.items()
+        )
 
 
 def decoded_rows(spark: SparkSession, settings: SourceSettings) -> DataFrame:
@@ -113,6 +133,7 @@ class BatchPlanner(DataSourceStreamReader):
     def __init__(self, settings: SourceSettings) -> None:
         self._settings, self._pipeline = settings, settings.pipeline
         self._cluster: Cluster | None = None
+        self._upstream: FollowedUpstream | None = None
         self._partitions: list[InputPartition] = []
         self._partitions_at = 0.0
         self._topic_ids = dict(self._pipeline.topic_ids)
@@ -155,7 +176,8 @@ class BatchPlanner(DataSourceStreamReader):
         if begun_before:
             self._check_not_shorter(batch.ends, self._connect().end_offsets(ranges))
         facts = batch.facts or BatchFacts.at(self._settings.last_time_us)._replace(caught_up=False)
-        return [Task(task, facts) for task in spread(ranges, self._settings.tasks)]
+        tasks = spread(ranges, self._settings.tasks) or ([{}] if facts.upstream else [])
+        return [Task(task, facts, bool(facts.upstream) and task is tasks[0]) for task in tasks]
 
     def read(self, partition: ReadTask) -> Iterator[pa.RecordBatch]:
         """Read and decode a task, in a worker."""
@@ -168,6 +190,8 @@ class BatchPlanner(DataSourceStreamReader):
     def stop(self) -> None:
         """Spark's call at the end."""
         self._cluster = None
+        if self._upstream is not None:
+            self._upstream.stop()
 
     def _plan_next(self) -> dict[str, Any]:
         stop_at = self._settings.stop_at
@@ -180,6 +204,7 @@ class BatchPlanner(DataSourceStreamReader):
                 return self._logged
         while True:
             cluster = self._connect()
+            upstream = self._upstream_news(cluster)
             found = cluster.end_offsets(self._all_partitions(cluster))
             began = self._first_offsets(cluster, found)
             starts = dict(self._last.ends) | began
@@ -187,14 +212,43 @@ class BatchPlanner(DataSourceStreamReader):
             if stop_at is not None:
                 found = {at: min(end, stop_at.get(at, 0)) for at, end in found.items()}
             waited = time.monotonic() - started
-            if began or any(end > starts[partition] for partition, end in found.items()):
-                return self._plan(starts, found, began, round(waited * 1e6))
+            if upstream is not None and not upstream.is_covered(found):
+                upstream = None  # a transaction is open: what it has written before can't be read yet
+            records = began or any(end > starts[partition] for partition, end in found.items())
+            if records or (upstream is not None and self._is_quiet()):
+                return self._plan(starts, found, began, round(waited * 1e6), upstream)
             if waited > LONGEST_WAIT_S:
                 return self._logged
             time.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 1.5, self._slowest_poll_s)
 
-    def _plan(self, starts: Ends, found: Ends, began: Ends, waited_us: int) -> dict[str, Any]:
+    def _upstream_news(self, cluster: Cluster) -> _UpstreamNews | None:
+        """Watermarks of the services before this one that the last batch didn't have; None if there are none.
+
+        They count for a batch that ends where the input ends, as it was asked for after they were told: what
+        these services had written before is in the batch then. See docs/concepts/watermarks.md.
+        """
+        if self._pipeline.upstream is None or self._settings.stop_at is not None:
+            return None
+        if self._upstream is None:
+            self._upstream = self._pipeline.upstream.follow()
+        lows = self._upstream.lows
+        if lows is None or lows == self._last.upstream or self._are_ahead(lows, time.time_ns() // 1000):
+            return None
+        return _UpstreamNews(lows, cluster.written_ends(self._all_partitions(cluster)))
+
+    def _are_ahead(self, lows: Mapping[str, int], now_us: int) -> bool:
+        """Whether a watermark is too far ahead to be true, by the rule for those that records carry."""
+        return max(lows.values(), default=now_us) > now_us + self._pipeline.max_future_us
+
+    def _is_quiet(self) -> bool:
+        """Whether no batch was planned for a while: records bring the watermark too, at no cost."""
+        planned = self._planned_at_us
+        return planned is None or time.monotonic_ns() // 1000 - planned >= QUIET_US
+
+    def _plan(
+        self, starts: Ends, found: Ends, began: Ends, waited_us: int, news: _UpstreamNews | None = None
+    ) -> dict[str, Any]:
         ends = next_ends(starts, found, self._settings.batch_records)
         behind = {
             partition: end - ends[partition] for partition, end in found.items() if end > ends[partition]
@@ -206,7 +260,11 @@ class BatchPlanner(DataSourceStreamReader):
         believed = believed_time(now, self._last.time_us, passed_us)
         self._only_new = before is not None and passed_us < RETENTION_S * 1e6 and not self._last.behind
         self._planned_at_us = running_us
-        self._last = BatchEnd(starts | ends, now, behind, dict(self._last.began) | began, waited_us, believed)
+        upstream = self._last.upstream if self._pipeline.upstream is not None else {}
+        if news is not None and not behind and not self._are_ahead(news.lows, believed):
+            upstream = news.lows
+        began = dict(self._last.began) | began
+        self._last = BatchEnd(starts | ends, now, behind, began, waited_us, believed, upstream)
         self._logged = self._planned = self._last.to_json()
         return self._logged
 
@@ -299,7 +357,12 @@ def spread(ranges: Mapping[InputPartition, Range], tasks: int) -> list[dict[Inpu
 def read_task(settings: PipelineSettings, task: Task) -> Iterator[pa.RecordBatch]:
     """Read and decode the ranges of a task; yields batches of rows."""
     try:
-        yield from decode_chunks(settings, worker.reader(settings).read_chunks(task.ranges), task.facts)
+        if task.tells_shards:
+            yield rows.empty_frames(
+                partition_ids(settings.shards), partition_ids(settings.lanes)[0], task.facts
+            )
+        if task.ranges:
+            yield from decode_chunks(settings, worker.reader(settings).read_chunks(task.ranges), task.facts)
     except BrokerError:
         worker.drop_reader(settings)
         raise

@@ -143,6 +143,16 @@ class Low(Struct):
     input_low: int | None
 
 
+class Upstream(Struct):
+    """The upstream stages of a stage, each with its output low.
+
+    ``lows``: null for a stage of which nothing is known yet but what its own upstream stages say.
+    """
+
+    stage: str
+    lows: dict[str, int | None]
+
+
 class Window(Struct):
     """Whether everything before ``end`` has arrived, at the declared completeness.
 

@@ -1,4 +1,4 @@
-"""The clients of a watermark server: one reports progress, one waits for a window.
+"""The clients of a watermark server: one reports progress, one follows other stages, one waits for a window.
 
 The reporting client never blocks its caller. Reports stay in memory until a thread has sent them. A newer
 report of a partition is merged with the older one, so memory is bounded by the number of origins and
@@ -12,13 +12,23 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx
 import msgspec
 
 from replayfilter.errors import WatermarkError
-from replayfilter.watermark.api import ErrorBody, Laggards, Report, Reported, Reports, StageLows, Window
+from replayfilter.watermark.api import (
+    ErrorBody,
+    Laggards,
+    Report,
+    Reported,
+    Reports,
+    StageLows,
+    Upstream,
+    Window,
+)
 
 log = logging.getLogger("replayfilter.watermark")
 
@@ -139,6 +149,52 @@ class WatermarkClient:
             if not self._pending:
                 self._all_sent.set()
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStages:
+    """The stages before ``stage``, as the servers' config declares them. It can be pickled."""
+
+    servers: tuple[str, ...]
+    token: str = field(repr=False)
+    stage: str
+
+    def follow(self) -> UpstreamFollower:
+        """Begin to ask for their watermarks, once a second."""
+        return UpstreamFollower(self)
+
+
+class UpstreamFollower:
+    """Asks the active server for the watermarks of some upstream stages, in a thread.
+
+    ``lows``: by stage, the last answer; None until all of them have a watermark. ``last_error``: why the last
+    request failed; None if it succeeded.
+    """
+
+    def __init__(self, stages: UpstreamStages, every: float = REPORT_INTERVAL_SECONDS) -> None:
+        self.lows: Mapping[str, int] | None = None
+        self.last_error: str | None = None
+        self._path = f"/v1/stages/{stages.stage}/upstream"
+        self._http = _ServerPool(stages.servers, stages.token)
+        self._every = every
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watermark-follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop asking."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                found = self._http.request("GET", self._path, Upstream).lows
+                known = {stage: low for stage, low in found.items() if low is not None}
+                self.lows, self.last_error = known if len(known) == len(found) else None, None
+            except WatermarkError as error:  # the service's reports go there too, and their client logs it
+                self.last_error = str(error)
+            self._stopping.wait(self._every)
+        self._http.close()
 
 
 def merge_reports(older: Report, newer: Report) -> Report:

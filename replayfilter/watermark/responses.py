@@ -20,6 +20,7 @@ from replayfilter.watermark.api import (
     StageHealth,
     StageState,
     Table,
+    Upstream,
     Window,
 )
 from replayfilter.watermark.snapshots import PartitionReport, Snapshot, StageSnapshot, time_or_none
@@ -48,6 +49,22 @@ def low_of(snapshot: Snapshot, name: str | None) -> Low:
         return Low(None, low, low)
     lows = find_stage(snapshot, name).lows
     return Low(name, time_or_none(lows.output), time_or_none(lows.input))
+
+
+def upstream_of(snapshot: Snapshot, name: str) -> Upstream:
+    """The output lows of a stage's upstream stages, each at most what the stage says itself.
+
+    None for one that has said nothing: it may still have to write what its own upstream stages have finished.
+    By these alone its output low may also have passed what it said later, since it never goes back.
+    """
+
+    def low(each: StageSnapshot) -> int | None:
+        own = [part.low for part in each.partitions.values() if part.low is not None]
+        own += [each.roster_low] if each.roster_low is not None else []
+        return time_or_none(min([*own, each.lows.output])) if own else None
+
+    upstream = find_stage(snapshot, name).config.upstream
+    return Upstream(name, {each: low(snapshot.stages[each]) for each in upstream})
 
 
 def state_of(snapshot: Snapshot, name: str) -> StageState:

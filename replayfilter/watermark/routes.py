@@ -91,6 +91,10 @@ class Handlers:
         """The low watermarks of a stage, or the global one."""
         return responses.low_of(self.writer.snapshot(), request.path.get("stage"))
 
+    async def upstream(self, request: CheckedRequest) -> api.Upstream:
+        """How far the upstream stages of a stage are."""
+        return responses.upstream_of(self.writer.snapshot(), request.path["stage"])
+
     async def window(self, request: CheckedRequest) -> api.Window:
         """Whether everything before a time has arrived."""
         return responses.window_of(self.writer.snapshot(), request.path["stage"], request.query["end"])
@@ -186,6 +190,8 @@ ROUTES = [
           errors=(404,)),
     Route("GET", "/v1/stages/{stage}/low", "get_low_of_stage", Handlers.low,
           "The low watermarks of a stage", api.Low, errors=(404,)),
+    Route("GET", "/v1/stages/{stage}/upstream", "get_upstream_of_stage", Handlers.upstream,
+          "The low watermarks of the upstream stages of a stage", api.Upstream, errors=(404,)),
     Route("GET", "/v1/stages/{stage}/window", "get_window_of_stage", Handlers.window,
           "Whether everything before a time has arrived", api.Window,
           query={"end": _END}, errors=(400, 404)),

@@ -56,5 +56,5 @@ def test_an_offset_log_without_facts() -> None:
 
 
 def test_facts_travel_as_text() -> None:
-    facts = BatchFacts(2**53 + 1, -1, caught_up=True)
+    facts = BatchFacts(2**53 + 1, -1, True, (("counted", 2**53 + 1), ("other", -1)))
     assert facts_from_text(facts_to_text(facts)) == facts

@@ -15,7 +15,10 @@ OFFSETS = st.dictionaries(
     st.integers(0, 2**63 - 1),
     max_size=5,
 )
-ENDS = st.builds(BatchEnd, OFFSETS, st.integers(1, 2**60), OFFSETS, OFFSETS, st.integers(0, 10**6))
+LOWS = st.dictionaries(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1), max_size=3)
+ENDS = st.builds(
+    BatchEnd, OFFSETS, st.integers(1, 2**60), OFFSETS, OFFSETS, st.integers(0, 10**6), upstream=LOWS
+)
 
 
 @given(ENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.demo.kafka_io import publish
 from replayfilter.formats import KeySpec
 from replayfilter.service.monitor.batch import read_batch
+from replayfilter.watermark.client import UpstreamStages
 from tests.support.pipelines import Pipeline, record
+from tests.support.server_process import ServerProcess, write_config
+from tests.support.service_process import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -95,3 +99,46 @@ def test_the_clock_the_header_and_the_next_service(bootstrap: str, tmp_path: Pat
     unstamped = dict.fromkeys((1, 2, 3, 4, 6, 7), None)
     assert lows(chained, Route.UNIQUE) == {**unstamped, 8: 10, 9: 10, 10: 10}
     assert (chained.counts("watermark_us")[-1] // 1_000 - START_MS) // HOUR_MS == 20
+
+
+def test_a_server_tells_the_watermark_of_an_input_that_brings_no_more_records(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    def micros(hours: float) -> int:
+        return (START_MS + int(hours * HOUR_MS)) * 1_000
+
+    def after_last_batch() -> int:
+        return told.counts("watermark_us")[-1] if told.progress else 0
+
+    headers: list[tuple[str, bytes | None]] = [
+        (WATERMARK_HEADER, b"%d" % micros(2)), (SERVICE_HEADER, b"before")
+    ]  # fmt: skip
+    stages = '[stages.before]\n[stages.told]\nupstream = ["before"]'
+    with ServerProcess(write_config(tmp_path, stages)) as server:
+        watermark = WatermarkRules(None, partitions={"told": 2})
+        told = Pipeline(
+            bootstrap, tmp_path, "told", upstream=UpstreamStages((server.url,), "", "told"),
+            rules=Rules(period=100 * HOUR_MS, span=HOUR_MS, watermark=watermark),
+        )  # fmt: skip
+        told.publish([record(event(1, "a", 3), headers=headers)])
+        service = told.service()
+        service.start()
+        ended = threading.Thread(target=service.await_end)
+        ended.start()
+        wait_for(lambda: bool(told.progress), 60, "no batch")
+        assert after_last_batch() == 0, "partition 1 has brought none"
+        server.report("before", low=micros(5))
+        wait_for(lambda: after_last_batch() == micros(5), 60, "the server's watermark never came")
+        assert told.counts("unique")[-1] == 0, "a batch without records"
+        told.publish([record(event(2, "a", 6), headers=headers)])
+        wait_for(lambda: sum(told.counts("unique")) == 2, 60, "no batch")
+        service.stop_after_batch()
+        ended.join(60)
+        assert not ended.is_alive()
+        server.report("before", low=micros(8), sequence=2)
+        told.uncommit(int(told.progress[-1]["batchId"]))
+        told.run_once()
+    assert after_last_batch() == micros(5), "a batch that is tried again has what it had"
+    told.publish([record(event(3, "a", 7), headers=headers)])
+    told.run_once()
+    assert lows(told, Route.UNIQUE) == {1: None, 2: 5, 3: 5}

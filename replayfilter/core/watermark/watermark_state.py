@@ -123,13 +123,23 @@ class WatermarkState:
         observations: Iterable[tuple[InputPartition, Observation]],
         rules: WatermarkRules,
         batch_time_us: int,
+        upstream: Iterable[tuple[str, int]] = (),
     ) -> WatermarkState:
-        """The state after a batch with these observations, each with its input partition."""
+        """The state after a batch with these observations, each with its input partition.
+
+        ``upstream``: services with their watermarks. They count as if the last record of each input partition
+        carried them.
+        """
         observed = list(observations)
+        if rules.roster is None:
+            wanted = [(topic, number) for topic, count in rules.partitions.items() for number in range(count)]
+            if told := tuple(Carried(0, service, low) for service, low in upstream):
+                observed += [
+                    (partition, Observation((), np.zeros(0, np.int64), told)) for partition in wanted
+                ]
         upstreams = self._upstreams_after(observed, batch_time_us)
         if rules.roster is None:
             lows = WatermarkState(upstreams=upstreams).lows
-            wanted = [(topic, number) for topic, count in rules.partitions.items() for number in range(count)]
             reached = min((lows.get(partition, UNKNOWN) for partition in wanted), default=UNKNOWN)
             return WatermarkState(max(self.low, reached), {}, upstreams)
         roster = LowWatermark(rules.completeness, rules.roster, low=self.low)

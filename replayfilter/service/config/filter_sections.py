@@ -189,7 +189,8 @@ class Watermark(Section):
     servers: Texts = setting(
         [],
         "The watermark servers to report to after each batch. They must share one store. The stage is named "
-        "like the service.",
+        "like the service. Without a roster, the service also asks them for the watermarks of its upstream "
+        "stages.",
         [["http://127.0.0.1:8321"]],
         unit="URLs",
     )

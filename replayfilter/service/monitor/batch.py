@@ -36,7 +36,8 @@ class Batch:
     ``counts``: see spark/counts.py.
     ``ends``: the next offset of each partition.
     ``backlog``: how many offsets were waiting behind the batch when it began.
-    ``laggards``: what holds the watermark back; None if no watermark is kept or the batch had no records.
+    ``laggards``: what holds the watermark back; None if no watermark is kept, or if the batch had neither
+    records nor a told watermark.
     """
 
     number: int

@@ -35,7 +35,7 @@ FORMAT = 1
 # All other settings decide, also those that are added later.
 _OPERATIONAL = {
     "checkpoint", "bootstrap", "master", "options", "starting", "batch_records", "batch_bytes", "interval_us",
-    "cache_bytes", "max_message_bytes", "mark_changes", "membership", "log_level",
+    "cache_bytes", "max_message_bytes", "mark_changes", "membership", "log_level", "upstream",
 }  # fmt: skip
 _OPERATIONAL_AVRO = {"registry", "options"}
 _STATE_FILE = re.compile(r"(\d+)_.*\.(?:zip|changelog)")  # the state after batch n - 1
@@ -176,13 +176,14 @@ def _decisions_of(settings: PipelineSettings) -> Decisions:
 def _apply(recorded: Decisions, settings: PipelineSettings) -> PipelineSettings:
     """The settings with the recorded decisions. Raises CheckpointError if this version can't read them."""
     try:
-        found = _SETTINGS.validate_python(_SETTINGS.dump_python(settings, mode="json") | recorded)
+        values = _SETTINGS.dump_python(settings, mode="json", exclude={"upstream"})
+        found = _SETTINGS.validate_python(values | recorded)
     except ValueError as error:
         raise CheckpointError(
             f"{DECISIONS} in the checkpoint can't be read ({str(error).splitlines()[0]}): finish the "
             "batch with the version of replayfilter that began it"
         ) from None
-    return replace(found, keys=_with_registry(found.keys, settings.keys))
+    return replace(found, keys=_with_registry(found.keys, settings.keys), upstream=settings.upstream)
 
 
 def _with_registry(keys: KeySpec, now: KeySpec) -> KeySpec:

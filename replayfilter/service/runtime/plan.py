@@ -17,8 +17,10 @@ from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import SPARK, local_folder
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.runtime.roster_poller import watermark_rules
+from replayfilter.settings.variables import expand
 from replayfilter.spark.partitioning import output_pids
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
+from replayfilter.watermark.client import UpstreamStages
 
 _ROUTES = {
     "output.unique": (Route.UNIQUE,),
@@ -64,6 +66,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             on_null=config.input.on_null,
         ),
         stamp=config.input.stamp,
+        upstream=_upstream(config),
         on_invalid=config.replay.on_invalid if config.replay.enabled else "pass",
         rules=Rules(
             replay=config.replay.enabled,
@@ -119,6 +122,14 @@ def _watermark(config: Config, findings: Findings) -> WatermarkRules:
     """What the watermark waits for: the current roster, or each partition of the input topics."""
     partitions = {topic: findings.topics[topic].partitions for topic in config.input.topics}
     return watermark_rules(config.watermark, partitions)
+
+
+def _upstream(config: Config) -> UpstreamStages | None:
+    """The stages before this service, if its watermark is the one that its input carries."""
+    watermark = config.watermark
+    if not (watermark.enabled and watermark.servers) or watermark.origin:
+        return None
+    return UpstreamStages(tuple(watermark.servers), expand(watermark.token), config.service.name)
 
 
 def _avro(config: Config) -> AvroSpec:

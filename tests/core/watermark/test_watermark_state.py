@@ -122,6 +122,32 @@ def test_without_a_roster_it_is_the_smallest_that_input_partitions_carry() -> No
     assert restored.lows == {("t", 0): 90, ("t", 1): 70, ("u", 0): 60}
 
 
+def test_watermarks_that_a_server_tells_count_in_every_input_partition() -> None:
+    rules, watermark = WatermarkRules(None, partitions={"t": 2, "u": 1}), WatermarkState()
+    named = Observation((), np.zeros(0, np.int64), (Carried(0, "a", 50), Carried(1, "undeclared", 10)))
+    watermark = watermark.after([(("t", 0), named)], rules, 0, [("a", 60), ("b", 70)])
+    assert watermark.lows == {("t", 0): 10, ("t", 1): 60, ("u", 0): 60}
+    assert watermark.low == 10, "of that service only its records say something"
+    later = Observation((), np.zeros(0, np.int64), (Carried(0, "undeclared", 65),))
+    watermark = watermark.after([(("t", 0), later)], rules, 0, [("a", 60), ("b", 70)])
+    assert watermark.low == 60
+    watermark = watermark.after([], rules, 0, [("a", 55), ("b", 70)])
+    assert watermark.low == 60, "it never goes back"
+    assert watermark.after([], rules, 0, [("a", 90), ("b", 80)]).low == 65
+    counted = WatermarkState().after([], WatermarkRules(("x",)), 0, [("a", 90)])
+    assert counted == WatermarkState(), "a roster knows better"
+
+
+def test_an_empty_frame_moves_the_watermark_of_its_shard() -> None:
+    rules = rules_of(WatermarkRules(None, partitions={"t": 1}))
+    frame = Frame.from_bytes(Frame.empty().to_bytes())
+    facts = BatchFacts(0, 0, True, (("a", 7 * S),))
+    found = route_batch([frame], rules, ShardState.empty(), MemoryStore(), facts)
+    assert (found.routes, found.low) == ([], UNKNOWN)
+    assert found.state.watermark is not None
+    assert found.state.watermark.low == 7 * S
+
+
 def test_it_does_not_go_back_when_the_roster_changes() -> None:
     watermark = WatermarkState().after([(("t", 0), observation(a=5, b=9))], WatermarkRules(("a", "b")), 0)
     watermark = watermark.after([(("t", 0), observation(new=1))], WatermarkRules(("a", "b", "new")), 0)

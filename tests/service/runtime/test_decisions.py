@@ -22,6 +22,7 @@ from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSch
 from replayfilter.spark.checkpoint_folder import LocalFolder
 from replayfilter.spark.pipeline_settings import Output, PipelineSettings
 from replayfilter.spark.query import SettingsChange
+from replayfilter.watermark.client import UpstreamStages
 from tests.support.registry_server import FAST_RETRIES, RegistryServer
 
 AVRO = AvroSpec("confluent", "http://registry:8081", (("basic.auth.user.info", "me:hunter2"),))
@@ -30,6 +31,7 @@ SETTINGS = PipelineSettings(
     checkpoint="file:/checkpoint/spark",
     bootstrap="kafka:9092",
     options={"sasl.password": "hunter2"},
+    upstream=UpstreamStages(("http://one:8321",), "hunter2", "orders"),
     topics=("orders",),
     keys=KeySpec("avro", ("id",), "ts", "ms", AVRO),
     rules=Rules(watermark=WatermarkRules(("a", "b"), partitions={"orders": 3})),
@@ -158,7 +160,8 @@ def test_how_a_begun_batch_is_operated_is_as_it_is_now(checkpoint: Checkpoint) -
     checkpoint.plan(0)
     checkpoint.route(0)
     other = with_avro(registry="http://other:8081", options=(("timeout", "5"),))
-    other = replace(other, bootstrap="other:9092", options={"sasl.password": "new"})
+    upstream = UpstreamStages(("http://two:8321",), "", "orders")
+    other = replace(other, bootstrap="other:9092", options={"sasl.password": "new"}, upstream=upstream)
     found, _ = checkpoint.decisions.settings_for_start(replace(other, stamp="header"))
     assert found == other
 
