@@ -13,7 +13,7 @@ from replayfilter.formats import KeySpec
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.membership import Membership
 from replayfilter.kafka.offsets import FIRST, Committed
-from replayfilter.spark.first_offsets import with_first_offsets
+from replayfilter.spark.first_offsets import as_member, with_first_offsets
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from tests.support.topics import new_topic
 
@@ -78,3 +78,23 @@ def test_offsets_that_have_expired_are_committed_and_others_are_left_alone(group
     assert group.begin({1: 9}, {0: 4, 1: 9, 2: 0}) is None
     assert group.begin({0: 4, 1: 2}, {0: 4, 1: 9, 2: 0}) is None
     assert group.committed() == {0: (4, ""), 1: (9, "")}
+
+
+def test_a_driver_that_joins_again_meanwhile_commits_with_its_new_membership(group: Group) -> None:
+    """As after it was frozen: Kafka refuses the old membership as it does one that was replaced."""
+    old = group.membership.current()
+    with Membership({"bootstrap.servers": group.settings.bootstrap}, group.topic, [group.topic]) as joined:
+        new = joined.current()
+
+        class JoinedAgain(Membership):
+            def __init__(self) -> None:
+                self.known = [new, old]
+
+            def current(self, limit: float = 0) -> bytes:
+                return self.known.pop()
+
+            def ask(self) -> None:
+                joined.ask()
+
+        assert as_member(group.settings, {}, JoinedAgain()).membership == new
+        assert group.committed()[0] == Committed(0, FIRST)

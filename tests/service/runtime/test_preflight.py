@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,25 @@ def test_a_group_that_was_set_back_is_an_error(deployment: Deployment) -> None:
     (error,) = deployment.inspect().errors
     assert f"is at offset 3 of {deployment.name}-0" in error
     assert "below 6" in error
+
+
+@pytest.mark.parametrize("before", [{0: 3}, {}])
+def test_a_commit_that_is_still_pending_is_waited_for(deployment: Deployment, before: dict[int, int]) -> None:
+    """As after a kill right after a delivery: Kafka confirms a commit before its offsets count."""
+    deployment.create()
+    deployment.write(5, partition=0)
+    deployment.started({0: 6, 1: 0}, finished=bool(before))
+    deployment.files.write("decisions.json", b"{}")
+    if before:
+        deployment.commit(before)
+    lane = Lanes(deployment.bootstrap, deployment.name).open(0)
+    lane._begin()
+    producer = lane._get_owner().producer
+    send_offsets(producer, {(deployment.name, 0): 6}, lane._lanes.offsets.metadata, LaneStats())
+    commit = threading.Timer(1.0, producer.commit_transaction)
+    commit.start()
+    assert deployment.inspect().errors == []
+    commit.join()
 
 
 def test_offsets_that_have_expired_are_committed_again(deployment: Deployment) -> None:
