@@ -32,7 +32,8 @@ from replayfilter.errors import BrokerError, ConfigError, StampError
 METADATA_LIMIT = 4_095  # characters: one less than offset.metadata.max.bytes, which is 4096 by default
 MARK_TTL_HOURS = 48
 ANSWER_LIMIT_S = 30.0
-_LARGE_MARK = 1 << 41  # takes 6 bytes, as marks below 2**42 do: 50 days at a million records per second
+# Any mark below 2**42 is stored in 6 bytes: enough for 50 days at a million records per second.
+_LARGE_MARK = 1 << 41
 
 
 class Store(Protocol):

@@ -109,6 +109,7 @@ def _headers(messages: list[Message]) -> tuple[list[RecordHeaders | None], list[
     unreadable: list[int] = []
     while len(found) < len(messages):
         try:
+            # The stubs also allow what only a producer's message can have: a dict, and text as values.
             found.extend(map(Message.headers, islice(messages, len(found), None)))  # type: ignore[arg-type]
         except (SystemError, UnicodeDecodeError):  # what came before it is in the list
             unreadable.append(len(found))

@@ -206,6 +206,7 @@ class RangeReader:
             end, last = ranges[partition][1], int(run[-1].offset() or 0)
             if error is None:
                 if last >= end:
+                    # An offset is None only for an error, and a run has none.
                     run = run[: bisect_left(run, end, key=Message.offset)]  # type: ignore[arg-type]
                 run = run[: unread[partition]]
                 if run:
