@@ -134,4 +134,14 @@ def _selected(
     first, last = int(starts[0]), int(ends[chunks[-1]])
     if last - first == own_ends[-1]:
         return slice(first, last), own_ends
-    return np.repeat(starts - (own_ends - sizes), sizes) + np.arange(own_ends[-1]), own_ends
+    return rows_of_ranges(starts, sizes), own_ends
+
+
+def rows_of_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the rows of ranges, one range after the other.
+
+    >>> rows_of_ranges(np.array([7, 2]), np.array([2, 3])).tolist()
+    [7, 8, 2, 3, 4]
+    """
+    ends = np.cumsum(sizes)
+    return np.repeat(starts - (ends - sizes), sizes) + np.arange(sizes.sum())

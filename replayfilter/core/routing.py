@@ -33,7 +33,7 @@ from replayfilter.core.clock.units import UNKNOWN
 from replayfilter.core.dedup import Candidates, find_duplicates
 from replayfilter.core.frames import FUTURE, NULL, OWN, Frame
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.part_groups import Parts
+from replayfilter.core.part_groups import Parts, rows_of_ranges
 from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import OnNull, Rules
 from replayfilter.core.state import ShardState
@@ -185,7 +185,7 @@ class _OwnRows(NamedTuple):
         order = np.argsort(joined.parts)
         sizes = joined.sizes[order]
         starts = (np.cumsum(joined.sizes) - joined.sizes)[order]
-        rows = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(joined.rows))
+        rows = rows_of_ranges(starts, sizes)
         columns: Any = (column[rows] if len(column) else column for column in joined[2:])
         return cls(joined.parts[order], sizes, *columns)
 
