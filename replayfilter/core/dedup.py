@@ -4,6 +4,9 @@ Rules:
 - with match ``window``, a record is a duplicate iff a record with the same key was accepted as unique and
   is still within the period: latest point - expiry key of the accepted record < period. The expiry key of
   the record itself doesn't matter;
+- with ``refresh``, the key of an accepted record is remembered at the largest expiry key of that record and
+  its duplicates, so a duplicate that is newer starts the period again. What a duplicate repeats is still the
+  accepted record. Replays, errors and expired records refresh nothing, because they are no duplicates;
 - with match ``bucket``, a record is a duplicate iff a record with the same key was accepted in its bucket;
 - records are decided in the order given, so of several equal ones in a batch the first is accepted.
 
@@ -19,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.buckets import Buckets, Found
-from replayfilter.core.clock.expiry import aged
+from replayfilter.core.clock.expiry import aged, latest_points
 from replayfilter.core.key_run import INDEX, OFFSET
 
 _REMEMBERED = -1  # instead of a row of this batch: the accepted record came in an earlier batch
@@ -75,22 +78,26 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
     starts[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
     heads = order[starts]
     known = buckets.find(candidates.hi[heads], candidates.lo[heads], bucket[heads])
-    if rules.keeps_ages:
+    if rules.refresh:
+        found, by, moved = _refreshing(candidates, order, starts, known, rules.period)
+    elif rules.keeps_ages:
         found, by = _within_period(candidates, order, starts, known, rules.period)
+        moved = ~found
     else:
         found, by = _ever_accepted(starts, known)
+        moved = ~found
     duplicate[order] = found
-    new = order[~found]
+    index, offset = candidates.input_index, candidates.input_offset
     first = {}
     if rules.remember_first:
-        first = {INDEX: candidates.input_index[new], OFFSET: candidates.input_offset[new]}
+        by = np.where(found, by, np.arange(n))
+        group, earlier = np.cumsum(starts) - 1, by == _REMEMBERED
+        index, offset = np.zeros(n, np.uint32), np.zeros(n, np.int64)
+        index[order] = np.where(earlier, known.first_index[group], candidates.input_index[order[by]])
+        offset[order] = np.where(earlier, known.first_offset[group], candidates.input_offset[order[by]])
+        first = {INDEX: index[order[moved]], OFFSET: offset[order[moved]]}
+    new = order[moved]
     buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], first)
-    if not rules.remember_first:
-        return Verdicts(duplicate, candidates.input_index, candidates.input_offset)
-    group, earlier = np.cumsum(starts) - 1, by == _REMEMBERED
-    index, offset = np.zeros(n, np.uint32), np.zeros(n, np.int64)
-    index[order] = np.where(earlier, known.first_index[group], candidates.input_index[order[by]])
-    offset[order] = np.where(earlier, known.first_offset[group], candidates.input_offset[order[by]])
     return Verdicts(duplicate, index, offset)
 
 
@@ -100,6 +107,29 @@ def _ever_accepted(starts: NDArray[np.bool_], known: Found) -> tuple[NDArray[np.
     found = ~starts
     found[starts] = known.found
     return found, np.where(known.found, _REMEMBERED, heads)[group]
+
+
+def _refreshing(
+    candidates: Candidates, order: NDArray[np.intp], starts: NDArray[np.bool_], known: Found, period: int
+) -> tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.bool_]]:
+    """As :func:`_within_period`, where a duplicate starts the period again; and bool[n]: what to remember.
+
+    That is one row of each key that is accepted or refreshed: the last one that has moved its time.
+    """
+    n, rows = len(order), np.arange(len(order))
+    heads, group = np.flatnonzero(starts), np.cumsum(starts) - 1
+    expiry, latest = candidates.expiry[order], candidates.latest[order]
+    points, _ = latest_points(known.newest, expiry, np.ones(n, np.bool_), np.append(heads[1:], n))
+    before = np.where(starts, known.newest[group], np.roll(points, 1))  # when the key was seen last
+    found = (known.found[group] | ~starts) & ~aged(latest, before, period)
+    # The last accepted record counts: when it came, all before it with its key had expired, so it is newer.
+    accepted = np.maximum.accumulate(np.where(found, _REMEMBERED, rows))
+    by = np.where(accepted < heads[group], _REMEMBERED, accepted)
+    moves = np.where(found & (expiry <= before), _REMEMBERED, rows)
+    last = np.maximum.reduceat(moves, heads)
+    moved = np.zeros(n, np.bool_)
+    moved[last[last != _REMEMBERED]] = True
+    return found, by, moved
 
 
 def _within_period(

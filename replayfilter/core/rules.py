@@ -47,6 +47,7 @@ class Rules:
       of earlier categories that are still open. ``span``: the width of a bucket.
     - ``max_jump``: the largest step of the latest point, None for any; clock ``ordered`` only.
     - ``remember_first``: keep with each key where its first record is.
+    - ``refresh``: a duplicate starts the period of its key again; only where ages are kept.
     - ``watermark``: how the low watermark is computed, None for none.
     - ``on_null``: what records are that have no value, and so no expiry key. They are as old as the latest
       point, so they never expire, and don't advance it.
@@ -66,6 +67,7 @@ class Rules:
     watermark: WatermarkRules | None = None
     scope: Scope = Scope.INPUT
     on_null: OnNull = OnNull.ERROR
+    refresh: bool = False
 
     @property
     def checks_future(self) -> bool:

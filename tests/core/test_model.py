@@ -19,7 +19,8 @@ from replayfilter.core.rules import Rules
 from replayfilter.core.stamp import Stamp, parse_stamps
 from replayfilter.core.state import ShardState
 from tests.support import core_run
-from tests.support.core_run import CoreRun, compare, describe, failure_of, routes, shrink
+from tests.support.core_comparison import compare, describe, failure_of, routes, shrink
+from tests.support.core_run import CoreRun
 from tests.support.reference import Model, Position, Record
 from tests.support.streams import PROFILES, Batch, Stream, make_stream, recut
 
@@ -39,17 +40,18 @@ MUST_HAPPEN = {
         "null UNIQUE",
         "null DUPLICATE",
         "null REPLAY",
+        "refreshed",
     },
-    "crowded": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "accepted again", "evicted"},
+    "crowded": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "accepted again", "evicted", "refreshed"},
     "replays": {"REPLAY", "spread", "forgotten", "gaps"},
     "edges": {"UNIQUE", "DUPLICATE", "EXPIRED", "accepted again"},
-    "extremes": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted"},
+    "extremes": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted", "refreshed"},
     "times": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted"},
-    "system": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted"},
+    "system": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted", "refreshed"},
     "none": {"UNIQUE", "DUPLICATE", "REPLAY"},
-    "periods": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted"},
+    "periods": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted", "refreshed"},
     "bare": {"UNIQUE", "REPLAY"},
-    "ordered": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "JUMP", "evicted"},
+    "ordered": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "JUMP", "evicted", "refreshed"},
     "categorical": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "evicted"},
 }
 
@@ -290,6 +292,27 @@ def time_rounded_up(time_us: int, unit: str) -> int:
     return -(-time_us * 1000 // units.UNIT_NS[unit])
 
 
+def refreshed_by_no_duplicate(
+    candidates: Any, order: Any, starts: Any, known: Any, period: int, real: Any = dedup._refreshing
+) -> Any:
+    found, by, _ = real(candidates, order, starts, known, period)
+    return found, by, ~found
+
+
+def refreshed_within_the_batch_only(
+    candidates: Any, order: Any, starts: Any, known: Any, period: int, real: Any = dedup._refreshing
+) -> Any:
+    found, by, moved = real(candidates, order, starts, known, period)
+    return found, by, moved & (by != dedup._REMEMBERED)
+
+
+def refreshed_and_accepted_at_once(
+    candidates: Any, order: Any, starts: Any, known: Any, period: int, real: Any = dedup._refreshing
+) -> Any:
+    found, _, moved = real(candidates, order, starts, known, period)
+    return found, np.arange(len(order)), moved
+
+
 BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", batch_clock, "aged", aged_late),
     ("plain", dedup, "aged", aged_late),
@@ -315,6 +338,9 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("replays", core_run, "route_batch", forgets_while_behind),
     ("system", batch_clock, "_latest_before", latest_for_ever),
     ("crowded", key_run.Run, "search", upper_halves_only),
+    ("crowded", dedup, "_refreshing", refreshed_by_no_duplicate),
+    ("crowded", dedup, "_refreshing", refreshed_within_the_batch_only),
+    ("crowded", dedup, "_refreshing", refreshed_and_accepted_at_once),
     ("times", core_run, "future_threshold", lenient_threshold),
     ("system", batch_clock, "time_in_unit", time_rounded_up),
 ]

@@ -122,6 +122,8 @@ class Injector:
 
     def _change_config(self, amount: int, deployment: Deployment) -> bool:
         change: dict[str, dict[str, Any]] = {"dedup": {"period": PERIODS[amount]}}
+        if amount == 0 and deployment.tables["dedup"]["match"] == "window":
+            change["dedup"]["refresh"] = not deployment.tables["dedup"]["refresh"]
         if amount == 1:
             change = {"dedup": {"max_future": "5s"}}
         if amount == 2:

@@ -202,6 +202,10 @@ MUTANTS = (
         "duplicates in one batch not found", "only remembered keys count", "replayfilter.core.dedup",
         "found = ~starts", "found = np.zeros(len(starts), np.bool_)",
     ),
+    Mutant(
+        "refreshed within a batch only", "the new time of a key is not remembered", "replayfilter.core.dedup",
+        "return found, by, moved", "return found, by, ~found",
+    ),
     # -- what readers rely on --------------------------------------------------------------------------
     Mutant(
         "output partition by offset", "an input partition's records are in several",

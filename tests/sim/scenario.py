@@ -96,7 +96,7 @@ def make_scenario(seed: int, epoch_ms: int) -> Scenario:
     faults = [_fault(random, kinds) for _ in range(random.choice((1, 2, 3, 4, 6, 8, 12, 16)))]
     return Scenario(
         seed,
-        _tables(random, "system" if theme == "clocks" else "tuple"),
+        _tables(random, "system" if theme == "clocks" else "tuple", seed),
         random.randint(1, 4),
         random.randint(1, 3),
         jobs,
@@ -113,13 +113,14 @@ def _fault(random: Random, kinds: dict[str, int]) -> Fault:
     return Fault(point, 1 + min(int(random.expovariate(often)), 60), kind, random.randrange(4))
 
 
-def _tables(random: Random, clock: str) -> Tables:
+def _tables(random: Random, clock: str, seed: int) -> Tables:
     dedup: dict[str, Any] = {
         "key": ["k"], "expiry_key": "t", "unit": "ms", "clock": clock,
         "period": "60s" if clock == "system" else random.choice(PERIODS),
         "match": random.choice(("window", "bucket")),
         "remember_first": random.random() < 0.3,
     }  # fmt: skip
+    dedup["refresh"] = dedup["match"] == "window" and seed % 3 == 0
     if random.random() < 0.5:
         dedup["bucket_span"] = "3s"
     return {

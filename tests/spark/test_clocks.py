@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,26 @@ def test_a_duplicate_names_its_first_record(bootstrap: str, tmp_path: Path) -> N
     pipeline.run_once()
     found = [dict(duplicate.headers)["rf-first"] for duplicate in pipeline.read(Route.DUPLICATE)]
     assert found == [b"first/0/1", b"first/0/0"]
+
+
+def test_a_duplicate_starts_the_period_again(bootstrap: str, tmp_path: Path) -> None:
+    """Copies of a key with a period of an hour, before and after the setting is turned on."""
+    rules = Rules(period=HOUR, span=HOUR // 12, remember_first=True)
+    pipeline = Pipeline(bootstrap, tmp_path, "refresh", partitions=1, rules=rules)
+    minutes = (0, 50, 65, 110, 155, 200, 195, 255, 316)
+    copies = [record(order(7, NOW + each * HOUR // 60)) for each in minutes]
+    pipeline.publish(copies[:2])
+    pipeline.run_once()
+    pipeline.settings = replace(pipeline.settings, rules=replace(rules, refresh=True))
+    pipeline.publish(copies[2:5])
+    pipeline.run_once()
+    pipeline.publish(copies[5:])
+    pipeline.run_once()
+    assert pipeline.values(Route.UNIQUE) == [copies[at].value for at in (0, 2, 8)]
+    duplicates = pipeline.read(Route.DUPLICATE)
+    assert [each.value for each in duplicates] == [copies[at].value for at in (1, 3, 4, 5, 6, 7)]
+    first = [dict(each.headers)["rf-first"] for each in duplicates]
+    assert first == [b"refresh/0/0", *[b"refresh/0/2"] * 5]
 
 
 @pytest.mark.parametrize("on_null", ["unique", "key"])

@@ -103,10 +103,11 @@ class Model:
         self.time_us: int | None = None  # of the last batch
         self.mark_time_us = 0
         self.categories: dict[InputPartition, list[int]] = {}  # in the order in which they first appeared
-        self.accepted: dict[Key, list[int]] = {}  # dedup key -> expiry keys of the unique records
+        self.accepted: dict[Key, list[int]] = {}  # dedup key -> expiry keys at which it is remembered
         self.firsts: dict[tuple[Key, int], Position] = {}  # (dedup key, expiry key) -> the accepted record
         self.forgotten_marks = 0  # in the last batch
         self.gaps = 0  # in the last batch
+        self.refreshed = 0  # duplicates that have started the period again
 
     def decide(
         self, records: Iterable[Record], facts: BatchFacts, changed: Mapping[str, Any] = NOTHING
@@ -180,7 +181,12 @@ class Model:
         first = self._first_accepted(record, latest)
         if first is not None:
             why = f"key accepted with expiry key {first}, latest {latest}"
-            return Decision(Route.DUPLICATE, why, self.firsts[self._key(record), first])
+            position = self.firsts[self._key(record), first]
+            if self.rules.refresh and record.expiry > first:  # never back: the record may be out of order
+                self.refreshed += 1
+                self.accepted[self._key(record)] = [record.expiry]
+                self.firsts[self._key(record), record.expiry] = position
+            return Decision(Route.DUPLICATE, why, position)
         before = self.accepted.setdefault(self._key(record), [])
         why = f"{age}, latest {latest}, accepted before: {before}"
         before.append(record.expiry)

@@ -120,7 +120,8 @@ class _Maker:
         else:
             self.sources = {part: SOURCES[2 * i : 2 * i + 2] for i, part in enumerate(self.partitions)}
         self.keys = random.choice((2, 3, 8) if profile == "crowded" else (3, 12, 40))
-        self.rules = self.make_rules()
+        rules = self.make_rules()
+        self.rules = replace(rules, refresh=self.can_refresh(rules))
         self.max_future_us = self.make_max_future()
         self.front = self.first_front()  # about the largest expiry key so far
         batches = tuple(self.make_batches())
@@ -165,6 +166,10 @@ class _Maker:
             scope=Scope.PARTITION if self.seed % 3 == 0 else Scope.INPUT,
             on_null=random.choice(on_null),
         )
+
+    def can_refresh(self, rules: Rules) -> bool:
+        """Whether the stream's duplicates may start the period again. Not by chance, as the scope."""
+        return rules.keeps_ages and self.seed % 5 in (1, 3)
 
     def make_max_future(self) -> int | None:
         if self.profile == "times" or (self.profile == "system" and self.random.random() < 0.7):
@@ -215,7 +220,10 @@ class _Maker:
         random = self.random
         if self.profile == "periods":
             period = random.choice((None, 3, 10, 29, 90))
-            return {} if period is None else {"period": period}
+            changed = {} if period is None else {"period": period}
+            if self.can_refresh(self.rules):
+                changed["refresh"] = random.random() < 0.6
+            return changed
         if self.profile == "replays" and random.random() < 0.2:
             ttl = random.choice((0, self.tick_us, 4 * self.tick_us, DAY_US))
             return {"mark_ttl_us": ttl, "replay": random.random() < 0.8}

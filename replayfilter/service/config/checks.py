@@ -42,6 +42,7 @@ def broken_rules(config: Config, wrong: frozenset[str]) -> Iterator[tuple[str, s
         _fields,
         _nulls,
         _lengths,
+        _refresh,
         _watermark,
         _stamps,
         _topics,
@@ -222,6 +223,19 @@ def _lengths(config: Config) -> Iterator[Problem]:
         setting = format_setting("dedup.bucket_span", dedup.bucket_span)
         message = f"{setting}: longer than dedup.period = {json.dumps(dedup.period)}; shorten or remove it"
         yield Problem("dedup.bucket_span", message, ("dedup.clock", "dedup.unit", "dedup.period"))
+
+
+def _refresh(config: Config) -> Iterator[Problem]:
+    dedup = config.dedup
+    if not (dedup.enabled and dedup.refresh):
+        return
+    setting = format_setting("dedup.refresh", True)
+    if not config.clock.has_latest_point:
+        message = f'{setting}: with clock = "{dedup.clock}" no period starts again; remove it'
+        yield Problem("dedup.refresh", message, ("dedup.clock",))
+    elif dedup.match == "bucket":
+        message = f'{setting}: with match = "bucket" a key counts in its own bucket only; set dedup.match'
+        yield Problem("dedup.refresh", f'{message} = "window", or remove it', ("dedup.match", "dedup.clock"))
 
 
 def _stamps(config: Config) -> Iterator[Problem]:

@@ -103,6 +103,13 @@ class Dedup(Section):
         "seen in the same bucket. That is faster, and exact if equal keys always have equal expiry keys.",
         ["bucket"],
     )
+    refresh: bool = setting(
+        False,
+        "A duplicate with a later expiry key starts the period of its key again, so a key that keeps coming "
+        "is never unique twice. Costs up to as much state as if each such duplicate were unique. May be "
+        'changed between two starts. Needs `match = "window"` and any clock but `categorical` and `none`.',
+        [True],
+    )
     scope: Literal["input", "partition"] = setting(
         "input",
         "Where equal keys make duplicates. `input`: in all input partitions together. `partition`: only "

@@ -81,6 +81,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             unit=config.length_unit,
             max_jump=dedup.max_jump,
             remember_first=identity.remember_first,
+            refresh=dedup.enabled and dedup.refresh,
             watermark=_watermark(config, findings) if config.watermark.enabled else None,
             on_null=OnNull(config.input.on_null),
         ),

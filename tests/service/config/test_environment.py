@@ -37,7 +37,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "input.starting": "latest", "replay.on_invalid": "error", "dedup.unit": "s", "dedup.clock": "ordered",
         "dedup.period": "60", "dedup.bucket_span": "5", "dedup.max_jump": "7",
         "dedup.remember_first": "true", "dedup.cache": "5GB", "dedup.match": "bucket",
-        "dedup.scope": "partition",
+        "dedup.scope": "partition", "dedup.refresh": "false",
         "output.stamp": "none", "avro.encoding": "plain", "protobuf.encoding": "plain",
         "avro.registry": "https://registry:8081",
         "avro.options": '{"timeout": "3"}', "watermark.enabled": "true", "watermark.unit": "s",
@@ -55,7 +55,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
     defaults = Config.model_construct()
     for section, keys in keys_by_section().items():
         for key in keys:
-            if key not in ("enabled", "format"):  # their other values don't fit the rest
+            if key not in ("enabled", "format", "refresh"):  # their other values don't fit the rest
                 got = config.value_of(f"{section}.{key}")
                 assert got != getattr(getattr(defaults, section), key), f"{section}.{key}"
 

@@ -86,6 +86,7 @@ DECIDING = {
     "period": with_rules(period=7_200_000),
     "mark_ttl": with_rules(mark_ttl_us=1),
     "max_jump": with_rules(max_jump=5),
+    "refresh": with_rules(refresh=True),
     "replay.enabled": with_rules(replay=False),
     "watermark.enabled": with_rules(watermark=None),
     "clock": with_rules(clock=Clock.SYSTEM),

@@ -66,8 +66,13 @@ def test_every_setting_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan.outputs[Route.REPLAY] == Output("replays", 5)
 
 
+def test_duplicates_may_refresh() -> None:
+    assert settings_with(dedup={"refresh": True}).rules == Rules(refresh=True)
+
+
 def test_without_dedup_nothing_can_expire() -> None:
-    plan = settings_with(dedup={"enabled": False})
+    plan = settings_with(dedup={"enabled": False, "refresh": True})
+    assert not plan.rules.refresh
     assert plan.keys.key == ()
     assert plan.keys.expiry_key is None
     assert (plan.rules.dedup, plan.rules.clock) == (False, "none")
