@@ -194,6 +194,10 @@ class Cluster:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not in its stubs
         return self._offsets(partitions, latest, IsolationLevel.READ_UNCOMMITTED)
 
+    def offsets_at(self, partitions: Iterable[InputPartition], time_ms: int) -> dict[InputPartition, int]:
+        """The first offset of each partition whose timestamp is at or after a time; -1 if there is none."""
+        return self._offsets(partitions, OffsetSpec.for_timestamp(time_ms))  # type: ignore[no-untyped-call]  # not in its stubs
+
     def _offsets(
         self,
         partitions: Iterable[InputPartition],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
@@ -55,12 +55,18 @@ class InputChunk(NamedTuple):
 class ChunkReader:
     """Reads ranges in chunks with one consumer, again and again; for one thread.
 
-    ``options`` are the user's client settings by Kafka's own names. Raises ConfigError for settings that
-    can't be used.
+    ``options`` are the user's client settings by Kafka's own names, ``offset_reset`` is as in
+    :class:`~replayfilter.kafka.reader.RangeReader`. Raises ConfigError for settings that can't be used.
     """
 
-    def __init__(self, bootstrap: str, group: str, options: Mapping[str, str]) -> None:
-        self._reader = RangeReader(_FETCHING | client_settings(bootstrap, options), group)
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        options: Mapping[str, str],
+        offset_reset: Literal["error", "earliest"] = "error",
+    ) -> None:
+        self._reader = RangeReader(_FETCHING | client_settings(bootstrap, options), group, offset_reset)
 
     def read_chunks(self, ranges: Mapping[InputPartition, Range]) -> Iterator[list[InputChunk]]:
         """All records in the ranges, as lists of chunks of different partitions; each partition in its order.

@@ -1,7 +1,7 @@
 """Bounded reads: the committed records in ranges of offsets, and then it stops.
 
-Everything that reads a part of a topic uses this reader: the service's source, verification, the doctor, the
-checks before a start, the lag poller, the sample for the batch size and the demo.
+Everything that reads a part of a topic uses this reader: the service's source, verification, doctor, advise,
+the checks before a start, the lag poller, the sample for the batch size and the demo.
 
     ranges = {("orders", 0): (1_000, 2_000), ("orders", 1): (0, 500)}
     with RangeReader(settings, "replayfilter-verify") as reader:
