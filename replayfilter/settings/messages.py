@@ -34,9 +34,18 @@ def _masked(path: str, value: object) -> object:
         return {key: _masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, str) and _IN_URL.search(value):
         value = _IN_URL.sub("//***@", value)
-    if not _SECRET.search(path) or (isinstance(value, str) and is_reference(value)):
+    if not is_secret(path) or (isinstance(value, str) and is_reference(value)):
         return value
     return "***"
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a setting says that its value is a secret.
+
+    >>> is_secret("sasl.password"), is_secret("sasl.mechanism")
+    (True, False)
+    """
+    return _SECRET.search(name) is not None
 
 
 def explain(error: Any, keys: Keys) -> str:

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import struct
+import tomllib
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -15,9 +16,12 @@ import fastavro._read_py
 import numpy as np
 
 from replayfilter.core.columns import pack, unpack
+from replayfilter.core.period_study import PeriodStudy
 from replayfilter.core.stamp import STAMP_BYTES, Stamp, parse_stamps
 from replayfilter.formats import AvroSpec, Extractor, KeySpec, ProtobufSpec, RecordColumns, build_extractor
 from replayfilter.formats.avro.shape import SchemaError, shape_of
+from replayfilter.service.tools.advised_config import config_text
+from replayfilter.service.tools.topic_sample import look
 from tests.support.paths import ROOT
 
 
@@ -202,6 +206,32 @@ def avro_schemas(data: bytes) -> None:
             shape.read(BytesIO(value))
 
 
+# ---- advice -----------------------------------------------------------------------------------------------
+
+
+def samples(data: bytes) -> None:
+    """Samples of a topic: whatever the records are, a format, fields, a key and an expiry key are found."""
+    values = split(data)
+    if not values:
+        return
+    n = len(values)
+    names = [(value or b"")[:20].decode("latin-1") for value in values]
+    headers = [
+        [(names[-1 - row], value), ("ce_id", value)] if row % 3 else None for row, value in enumerate(values)
+    ]
+    times = np.frombuffer((data + bytes(8 * n))[: 8 * n], np.int64)
+    columns = RecordColumns(values, values[::-1], times.tolist(), headers)
+    finding = look(columns, (), "", None, 1_714_556_700_000)
+    spec = KeySpec(finding.detected.format, finding.key, finding.time.field, finding.time.unit)
+    extract(build_extractor(spec), columns)
+    options = {names[0]: names[-1]}
+    choice = PeriodStudy("ms", 0).result().choices[0]
+    text = config_text(
+        finding, choice, topic="t", bootstrap="b", options=options, registry="", registry_options={}
+    )
+    assert tomllib.loads(text)["dedup"]["key"] == list(finding.key)
+
+
 # ---- stamps and frames ------------------------------------------------------------------------------------
 
 
@@ -236,6 +266,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "avro": avro_values,
     "avro-prefix": avro_prefixes,
     "avro-schema": avro_schemas,
+    "samples": samples,
     "stamps": stamps,
     "columns": columns,
 }

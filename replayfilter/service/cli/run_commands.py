@@ -1,17 +1,29 @@
-"""Commands that prepare and run a service: run, check and topics."""
+"""Commands that prepare and run a service: run, check, topics and advise."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from replayfilter.errors import CheckpointError, StorageError
-from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, ConfigFile, print_errors, wants_debug
+from replayfilter.service.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    PRINT_ERRORS,
+    Bootstrap,
+    ConfigFile,
+    Options,
+    client_options,
+    print_errors,
+    wants_debug,
+    wide_console,
+)
 from replayfilter.service.config.loader import load
 
 
@@ -35,6 +47,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(run)
     app.command()(check)
     app.command()(topics)
+    app.command()(advise)
 
 
 def run(
@@ -114,3 +127,45 @@ def topics(path: ConfigFile) -> None:
 
     for line in create_output_topics(load(path)):
         typer.echo(line)
+
+
+def advise(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to filter.")],
+    bootstrap: Bootstrap,
+    records: Annotated[
+        int, typer.Option(min=0, help="About how many of the last records to read; 0: all.")
+    ] = 1_000_000,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="A field of the dedup key, instead of a proposal; repeatable."),
+    ] = None,
+    expiry_key: Annotated[
+        str, typer.Option("--expiry-key", metavar="FIELD", help="The expiry key, instead of a proposal.")
+    ] = "",
+    registry: Annotated[str, typer.Option(metavar="URL", help="The schema registry of Avro values.")] = "",
+    registry_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--registry-option",
+            metavar="NAME=VALUE",
+            help="A setting of the registry's client under its own name; repeatable.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a config to start from to this new file.")
+    ] = None,
+    option: Options = None,
+) -> None:
+    """Read a sample of a topic, and propose key, expiry key and period with what each period would cost."""
+    from replayfilter.service.tools.advise import Request, advise_on
+
+    request = Request(
+        topic, bootstrap, client_options(option), records, tuple(key or ()), expiry_key,
+        registry, client_options(registry_option, "--registry-option"), output,
+    )  # fmt: skip
+    console = wide_console()
+    try:
+        advise_on(request, console)
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was written", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None

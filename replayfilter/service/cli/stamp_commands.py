@@ -8,8 +8,14 @@ from typing import Annotated
 
 import typer
 
-from replayfilter.errors import ConfigError
-from replayfilter.service.cli.terminal import FAILED, INTERRUPTED, wide_console
+from replayfilter.service.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    Bootstrap,
+    Options,
+    client_options,
+    wide_console,
+)
 
 
 class StampLocation(StrEnum):
@@ -20,16 +26,7 @@ class StampLocation(StrEnum):
 
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to check.")]
-Bootstrap = Annotated[
-    str, typer.Option(help="Brokers to connect to first: host:port, several separated by commas.")
-]
 Stamp = Annotated[StampLocation, typer.Option(help="Where a record carries its stamp.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option", metavar="NAME=VALUE", help="A client setting under Kafka's own name; repeatable."
-    ),
-]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -88,11 +85,3 @@ def publish(
     console.print(
         f"{file}: {publisher.records:,} records published to {topic}", highlight=False, soft_wrap=True
     )
-
-
-def client_options(given: list[str] | None) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a dict; ConfigError for one without "="."""
-    pairs = [each.partition("=") for each in given or ()]
-    if wrong := [name for name, equals, _ in pairs if not equals]:
-        raise ConfigError([f"--option {name}: write NAME=VALUE" for name in wrong])
-    return {name: value for name, _, value in pairs}

@@ -8,12 +8,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from replayfilter.errors import ConfigError
+
 FAILED, USAGE, REPLACED, INTERRUPTED = 1, 2, 4, 130  # exit codes
 PRINT_ERRORS = "replayfilter.print_errors"  # the key in a context's meta of a replacement for print_errors()
 _TABLE_WIDTH = 140
 
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="The TOML file: see docs/reference/configuration.md.")
+]
+
+Bootstrap = Annotated[
+    str, typer.Option(help="Brokers to connect to first: host:port, several separated by commas.")
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", metavar="NAME=VALUE", help="A client setting under Kafka's own name; repeatable."
+    ),
 ]
 
 
@@ -33,3 +45,11 @@ def wide_console() -> Console:
     """A console that is wide enough for a table with pids, even if the terminal is not."""
     console = Console()
     return console if console.width >= _TABLE_WIDTH else Console(width=_TABLE_WIDTH)
+
+
+def client_options(given: list[str] | None, option: str = "--option") -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict; ConfigError for one without "="."""
+    pairs = [each.partition("=") for each in given or ()]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise ConfigError([f"{option} {name}: write NAME=VALUE" for name in wrong])
+    return {name: value for name, _, value in pairs}
