@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import CpuClock
 from replayfilter.spark.batch_range import BatchEnd
 
 
@@ -15,11 +15,12 @@ class Batches:
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
         self.cpu: list[float] = []
+        self._clock = CpuClock(os.getpid())
 
     def add(self, progress: Any) -> None:
         if rows_of(progress):
             self.found.append(dict(progress))
-            self.cpu.append(cpu_seconds(os.getpid()))
+            self.cpu.append(self._clock.seconds())
 
 
 def rows_of(progress: Any) -> int:

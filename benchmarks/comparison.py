@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer
-from benchmarks.processes import cpu_seconds, end_with_parent, memory_bytes, stop
+from benchmarks.processes import CpuClock, end_with_parent, memory_bytes, stop
 from benchmarks.systems import Job, System
 from replayfilter.devbroker import DevBroker
 from replayfilter.kafka.admin import Cluster
@@ -114,7 +114,7 @@ class Run:
 
     def __init__(self, system: System, job: Job, broker: DevBroker) -> None:
         self.job = job
-        self._system, self._broker = system, broker
+        self._system = system
         self._cluster = Cluster(broker.bootstrap)
         self._outputs = [(job.output, number) for number in range(job.partitions)]
         self.peak = 0, 0
@@ -129,6 +129,8 @@ class Run:
             stderr=self._log,
             preexec_fn=end_with_parent,
         )
+        assert broker.pid is not None
+        self._cpu, self._broker_cpu = CpuClock(self.process.pid), CpuClock(broker.pid)
 
     def sample(self) -> Sample:
         """Measure now. Raises RuntimeError if the system has ended."""
@@ -137,8 +139,7 @@ class Run:
             raise RuntimeError(f"{self._system.label} ended with code {self.process.returncode}:\n{tail}")
         self.peak = max(self.peak, memory_bytes(self.process.pid))
         offsets = sum(self._cluster.end_offsets(self._outputs).values())
-        assert self._broker.pid is not None
-        return Sample(time.monotonic(), offsets, cpu_seconds(self.process.pid), cpu_seconds(self._broker.pid))
+        return Sample(time.monotonic(), offsets, self._cpu.seconds(), self._broker_cpu.seconds())
 
     def await_backlog(self, expected: int) -> list[Sample]:
         """Samples until at least ``expected`` records are visible and no more are added."""

@@ -20,14 +20,23 @@ _LIBC = ctypes.CDLL(None)  # loaded here, because after a fork other threads may
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its descendants, with those that have ended."""
-    ticks = 0
-    for process in (pid, *descendants(pid)):
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
-            ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
-    return ticks / _TICKS
+class CpuClock:
+    """User and system time of a process and its descendants, also of those that have ended since.
+
+    PySpark's daemon ignores SIGCHLD, so Linux doesn't add the time of a worker that ends to its parent's.
+    Therefore the last time of each process is remembered. What a process used after that is missing.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ticks: dict[int, int] = {}
+
+    def seconds(self) -> float:
+        for process in (self._pid, *descendants(self._pid)):
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
+                self._ticks[process] = sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+        return sum(self._ticks.values()) / _TICKS
 
 
 def memory_bytes(pid: int) -> tuple[int, int]:

@@ -117,10 +117,15 @@ def hadoop_settings(jvm: Any) -> Any:
 
 
 def java_options(log_level: str) -> str:
-    """Java options for the JVM of a driver: logging, and the class archive if there is one."""
+    """Java options for the JVM of a driver: compiler, logging, and the class archive if there is one."""
     logging = files("replayfilter.spark").joinpath("log4j2.properties")
     log = f"-Dlog4j2.configurationFile=file:{logging} -Dreplayfilter.log={log_level}"
-    return f"-XX:+UseParallelGC {class_archive.read_options()} {log}"
+    return f"-XX:+UseParallelGC {_FIRST_COMPILER} {class_archive.read_options()} {log}"
+
+
+# Java's second compiler is busy for many minutes and gains nothing at full speed (docs/internals.md). Without
+# it Java would also reserve less memory for compiled code; this is its usual limit.
+_FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 def _launch_jvm(conf: SparkConf, quiet: bool, shared: Sequence[int]) -> None:
