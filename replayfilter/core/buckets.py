@@ -16,7 +16,8 @@ Rules:
 - ``match = "window"`` keeps each key's age in its bucket, so that "within the period" is exact to the unit.
   ``match = "bucket"`` and clock ``none`` need no ages.
 - Bytes per key: 16 for the digest; 4 for the age, 8 if the span is above 2**32 units; and with
-  ``remember_first`` 12 for the first record, 4 for its input partition and 8 for its offset.
+  ``remember_first`` 12 for the first record, 4 for its input partition and 8 for its offset; and 4 for a
+  digest of its content, if conflicts are looked for.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MIN
 from replayfilter.core.columns import Columns
-from replayfilter.core.key_run import AGE, INDEX, OFFSET, Run, bloom_masks
+from replayfilter.core.key_run import AGE, Run, bloom_masks
 from replayfilter.core.rules import Rules
 
 MERGE_RATIO = 3  # an older run is merged with newer ones if it is at most this many times as large
@@ -76,30 +77,30 @@ class Found:
     """What is remembered of n digests.
 
     ``found`` bool[n]. A digest may be remembered more than once; the rest is about the newest record that was
-    accepted with it. ``newest`` int64[n]: its expiry key, where ages are kept. ``first_index`` uint32[n],
-    ``first_offset`` int64[n]: its input partition and offset, where first records are remembered.
+    accepted with it. ``newest`` int64[n]: its expiry key, where ages are kept. ``kept``: the other columns
+    that are kept with it, as in a run.
     """
 
     found: NDArray[np.bool_]
     newest: NDArray[np.int64]
-    first_index: NDArray[np.uint32]
-    first_offset: NDArray[np.int64]
+    kept: Columns
 
     @classmethod
-    def none(cls, n: int) -> Found:
-        """Nothing found."""
-        return cls(
-            np.zeros(n, np.bool_), np.full(n, INT64_MIN), np.zeros(n, np.uint32), np.zeros(n, np.int64)
-        )
+    def none(cls, n: int, kept: Columns) -> Found:
+        """Nothing found; ``kept``: columns with the names and types that are asked for."""
+        columns = {name: np.zeros(n, column.dtype) for name, column in kept.items()}
+        return cls(np.zeros(n, np.bool_), np.full(n, INT64_MIN), columns)
 
-    def update(self, rows: NDArray[np.intp], newest: NDArray[np.int64], kept: Columns) -> None:
-        """Add what one run has for these rows, where it is newer than what was found before."""
+    def update(
+        self, rows: NDArray[np.intp], newest: NDArray[np.int64], run: Run, at: NDArray[np.intp]
+    ) -> None:
+        """Add what a run has for these rows at ``at``, where it is newer than what was found before."""
         newer = ~self.found[rows] | (newest > self.newest[rows])
-        at = rows[newer]
-        self.found[at] = True
-        self.newest[at] = newest[newer]
-        if OFFSET in kept:
-            self.first_index[at], self.first_offset[at] = kept[INDEX][newer], kept[OFFSET][newer]
+        rows = rows[newer]
+        self.found[rows] = True
+        self.newest[rows] = newest[newer]
+        for name, column in self.kept.items():
+            column[rows] = run.column(name)[at[newer]]
 
 
 @dataclass(slots=True)
@@ -136,12 +137,14 @@ class Buckets:
             return expiry
         return expiry // np.int64(self.rules.span)
 
-    def find(self, hi: NDArray[np.uint64], lo: NDArray[np.uint64], bucket: NDArray[np.int64]) -> Found:
-        """Which of n digests, sorted by (hi, lo), are remembered.
+    def find(
+        self, hi: NDArray[np.uint64], lo: NDArray[np.uint64], bucket: NDArray[np.int64], kept: Columns
+    ) -> Found:
+        """Which of n digests, sorted by (hi, lo), are remembered, and the columns of ``kept`` for them.
 
         With match ``window`` all buckets are searched, otherwise only each digest's own.
         """
-        found = Found.none(len(hi))
+        found = Found.none(len(hi), kept)
         masks = bloom_masks(lo)
         for number, entries in self.entries.items():
             rows = None if self.rules.searches_all_buckets else np.flatnonzero(bucket == number)
@@ -155,7 +158,7 @@ class Buckets:
                 mine = hits if rows is None else rows[hits]
                 age = run.kept.get(AGE)
                 newest = found.newest[mine] if age is None else self._expiry(number, age[at])
-                found.update(mine, newest, {name: column[at] for name, column in run.kept.items()})
+                found.update(mine, newest, run, at)
         return found
 
     def add(
@@ -164,21 +167,21 @@ class Buckets:
         lo: NDArray[np.uint64],
         expiry: NDArray[np.int64],
         bucket: NDArray[np.int64],
-        first: Columns,
+        kept: Columns,
     ) -> None:
         """Remember n digests, sorted by (hi, lo), with their expiry keys and buckets.
 
-        ``first``: columns that say where the records are, empty unless first records are remembered.
+        ``kept``: what else is kept with each, see ``key_run.py``.
         """
         for number in np.unique(bucket).tolist():
             rows = np.flatnonzero(bucket == number)
-            kept = {name: column[rows] for name, column in first.items()}
+            columns = {name: column[rows] for name, column in kept.items()}
             if self.rules.keeps_ages:
-                kept[AGE] = self._age(number, expiry[rows])
+                columns[AGE] = self._age(number, expiry[rows])
             entries = self.entries.setdefault(number, [])
             start = merge_from([entry.keys for entry in entries], len(rows))
             merged = [Run.from_bytes(self.store.read(entry.name)) for entry in entries[start:]]
-            entry = keep_run(self.store, number, Run.merged([Run(hi[rows], lo[rows], kept), *merged]))
+            entry = keep_run(self.store, number, Run.merged([Run(hi[rows], lo[rows], columns), *merged]))
             for old in entries[start:]:
                 if old.name != entry.name:
                     self.store.drop(old.name)

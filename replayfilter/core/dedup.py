@@ -16,16 +16,32 @@ compared side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.buckets import Buckets, Found
 from replayfilter.core.clock.expiry import aged, latest_points
-from replayfilter.core.key_run import INDEX, OFFSET
+from replayfilter.core.columns import Columns
+from replayfilter.core.key_run import OFFSET
+from replayfilter.core.rules import Rules
 
 _REMEMBERED = -1  # instead of a row of this batch: the accepted record came in an earlier batch
+
+
+def columns_to_keep(
+    rules: Rules, offsets: NDArray[np.int64], contents: NDArray[np.uint32] | None, rows: NDArray[np.intp]
+) -> Columns:
+    """What the shards must know of these rows to remember it with their keys, as columns of a run.
+
+    Of all records, ``offsets`` are those in the input, and ``contents`` digests of the content, which must be
+    given if conflicts are looked for.
+    """
+    kept: Columns = {OFFSET: offsets[rows]} if rules.remember_first else {}
+    if rules.content and contents is not None:
+        kept[rules.content] = contents[rows]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +49,27 @@ class Candidates:
     """n records that may be duplicates, in the order in which they are decided.
 
     ``hi``, ``lo`` uint64[n]: digests. ``expiry``, ``latest`` int64[n]: expiry key, and latest point at the
-    record. ``input_index`` uint32[n], ``input_offset`` int64[n]: input partition, by its index in the state,
-    and offset in it; of length 0 unless first records are remembered.
+    record. ``kept``: what is remembered of each with its key, as columns of a run: where it is, and a digest
+    of its content.
     """
 
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
     expiry: NDArray[np.int64]
     latest: NDArray[np.int64]
-    input_index: NDArray[np.uint32]
-    input_offset: NDArray[np.int64]
-
-    @classmethod
-    def joined(cls, parts: list[Candidates]) -> Candidates:
-        """All parts, at least one, one after the other."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+    kept: Columns
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
     """Which of n candidates are duplicates, and of what.
 
-    ``duplicate`` bool[n]. ``first_index`` uint32[n], ``first_offset`` int64[n]: where the first record of
-    each duplicate is, as in :class:`Candidates`; of length 0 unless first records are remembered.
+    ``duplicate`` bool[n]. ``accepted``: the columns that are kept, of the record that each duplicate repeats,
+    and of each other record itself.
     """
 
     duplicate: NDArray[np.bool_]
-    first_index: NDArray[np.uint32]
-    first_offset: NDArray[np.int64]
+    accepted: Columns
 
 
 def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
@@ -68,7 +77,7 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
     n, rules = len(candidates.hi), buckets.rules
     duplicate = np.zeros(n, np.bool_)
     if not n:
-        return Verdicts(duplicate, candidates.input_index, candidates.input_offset)
+        return Verdicts(duplicate, candidates.kept)
     bucket = buckets.bucket_of(candidates.hi, candidates.expiry)
     keys: list[NDArray[np.integer]] = [candidates.lo, candidates.hi]
     if not rules.searches_all_buckets:
@@ -77,7 +86,7 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
     starts = np.ones(n, np.bool_)
     starts[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
     heads = order[starts]
-    known = buckets.find(candidates.hi[heads], candidates.lo[heads], bucket[heads])
+    known = buckets.find(candidates.hi[heads], candidates.lo[heads], bucket[heads], candidates.kept)
     if rules.refresh:
         found, by, moved = _refreshing(candidates, order, starts, known, rules.period)
     elif rules.keeps_ages:
@@ -87,18 +96,17 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
         found, by = _ever_accepted(starts, known)
         moved = ~found
     duplicate[order] = found
-    index, offset = candidates.input_index, candidates.input_offset
-    first = {}
-    if rules.remember_first:
+    accepted: Columns = {}
+    if candidates.kept:
         by = np.where(found, by, np.arange(n))
         group, earlier = np.cumsum(starts) - 1, by == _REMEMBERED
-        index, offset = np.zeros(n, np.uint32), np.zeros(n, np.int64)
-        index[order] = np.where(earlier, known.first_index[group], candidates.input_index[order[by]])
-        offset[order] = np.where(earlier, known.first_offset[group], candidates.input_offset[order[by]])
-        first = {INDEX: index[order[moved]], OFFSET: offset[order[moved]]}
+        for name, column in candidates.kept.items():
+            accepted[name] = np.empty_like(column)
+            accepted[name][order] = np.where(earlier, known.kept[name][group], column[order[by]])
     new = order[moved]
-    buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], first)
-    return Verdicts(duplicate, index, offset)
+    kept = {name: column[new] for name, column in accepted.items()}
+    buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], kept)
+    return Verdicts(duplicate, accepted)
 
 
 def _ever_accepted(starts: NDArray[np.bool_], known: Found) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:

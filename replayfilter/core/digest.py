@@ -37,6 +37,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from replayfilter.core.key_run import CONTENT
+
 DIGEST_BYTES = 16
 _INT64_DIGITS = 19
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
@@ -95,6 +97,27 @@ def digest_keys(columns: Sequence[Sequence[object]]) -> NDArray[np.uint64]:
     else:
         joined = b"".join([_hash(b"".join(map(_encode, key))) for key in zip(*columns, strict=True)])
     return np.frombuffer(joined, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def digest_contents(columns: Sequence[Sequence[object]]) -> NDArray[np.uint32]:
+    """The digests of n contents, as :func:`digest_keys` takes keys: uint32[n], never 0.
+
+    >>> one, other = digest_contents([["a", "b"], [1, 1]]).tolist()
+    >>> one != other
+    True
+    """
+    found = digest_keys(columns)[:, 1].astype(np.uint32)
+    found[found == 0] = 1  # 0: not known
+    return found
+
+
+def content_name(fields: Sequence[str]) -> str:
+    """The name under which digests of the content of these fields are kept: others can't be compared.
+
+    >>> content_name(["@value"])
+    'content-1d7889b4'
+    """
+    return f"{CONTENT}{xxhash.xxh3_64_hexdigest(encode_key(fields))[:8]}"
 
 
 def partition_salt(topic: str, partition: int) -> tuple[int, int]:

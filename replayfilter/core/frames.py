@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from replayfilter.core.columns import pack, unpack
+from replayfilter.core.columns import Columns, pack, unpack
 from replayfilter.core.stamp import Stamps
 from replayfilter.core.watermark.watermark_state import Observation
 
@@ -64,8 +64,8 @@ class FramePart:
     - ``row`` uint32[n]: index in the chunk. ``source`` int32[n]: index of the source, -1 for no stamp.
       ``offset`` int64[n]: the stamp's offset. ``expiry`` int64[n]: expiry key in its unit.
       ``flags`` uint8[n]: OWN, FUTURE, FIRST, JUMP, NULL.
-    - ``hi``, ``lo`` uint64[k]: digests of the own rows. ``input_offset`` int64[k]: their offsets in the
-      input, of length 0 unless first records are remembered.
+    - ``hi``, ``lo`` uint64[k]: digests of the own rows. ``kept``: columns of k rows, what is remembered of
+      them with their keys.
     - ``observation``: what the chunk has for the low watermark, if there is one.
     """
 
@@ -81,7 +81,7 @@ class FramePart:
     flags: NDArray[np.uint8]
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
-    input_offset: NDArray[np.int64]
+    kept: Columns
     observation: Observation | None = None
 
 
@@ -106,7 +106,7 @@ class Frame:
     flags: NDArray[np.uint8]
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
-    input_offset: NDArray[np.int64]
+    kept: Columns
     observations: Mapping[int, Observation]
 
     def parts(self) -> Iterator[FramePart]:
@@ -127,7 +127,7 @@ class Frame:
                     self.flags[row:row_end],
                     self.hi[own:own_end],
                     self.lo[own:own_end],
-                    self.input_offset[own:own_end],
+                    {name: column[own:own_end] for name, column in self.kept.items()},
                     self.observations.get(number),
                 )
             row, own, source = row_end, own_end, source_end
@@ -147,7 +147,8 @@ class Frame:
         meta: dict[str, Any] = {"chunks": self.chunks}
         if self.observations:
             meta["news"] = [(number, each.to_meta()) for number, each in self.observations.items()]
-        return pack({name: getattr(self, name) for name in _COLUMNS}, meta)
+        kept = {_KEPT + name: column for name, column in self.kept.items()}
+        return pack({name: getattr(self, name) for name in _COLUMNS} | kept, meta)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
@@ -159,14 +160,16 @@ class Frame:
         return cls(
             chunks=tuple(ChunkId(*chunk) for chunk in meta["chunks"]),
             observations={number: Observation.from_meta(each) for number, each in meta.get("news", ())},
+            kept={name.removeprefix(_KEPT): columns[name] for name in columns if name.startswith(_KEPT)},
             **{name: columns[name] for name in _COLUMNS},
         )
 
 
 _COLUMNS = (
     "row_ends", "own_ends", "source_ends",
-    "pids", "partitions", "row", "source", "offset", "expiry", "flags", "hi", "lo", "input_offset",
+    "pids", "partitions", "row", "source", "offset", "expiry", "flags", "hi", "lo",
 )  # fmt: skip
+_KEPT = "kept_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ def cut_frames(
     shards: int,
     chunk_shards: Sequence[int] | None = None,
     expiry_order: bool = False,
-    input_offset: NDArray[np.int64] | None = None,
+    kept: Columns | None = None,
     observations: Mapping[int, Observation] | None = None,
     null: NDArray[np.bool_] | None = None,
 ) -> Cut:
@@ -216,7 +219,7 @@ def cut_frames(
     - ``chunk_shards``, of length c: the shard that decides all rows of each chunk; None if the digest says
       which shard decides a row.
     - ``expiry_order``: whether the order of the expiry keys matters.
-    - ``input_offset`` int64[n]: None unless first records are remembered.
+    - ``kept``: what is remembered of each row with its key, see ``key_run.py``. None if nothing is.
     - ``observations``: by index of the chunk; they go to every shard.
     - ``null`` bool[n]: rows with a null value; None if there are none.
     """
@@ -225,14 +228,14 @@ def cut_frames(
     offset = stamps.offsets if stamps is not None else np.zeros(len(rows), np.int64)
     replayed = _replays_in_chunk(sources, offset)
     replays = np.flatnonzero(replayed)
-    input_offset = input_offset if input_offset is not None else np.zeros(0, np.int64)
+    kept = kept or {}
     if len(replays):
         keep = ~replayed
         rows, offset, expiry = rows[keep], offset[keep], expiry[keep]
         digests, chunk = digests[keep], chunk[keep]
         future = future[keep] if future is not None else None
         null = null[keep] if null is not None else None
-        input_offset = input_offset[keep] if len(input_offset) else input_offset
+        kept = {name: column[keep] for name, column in kept.items()}
         sources = _keep_rows(sources, keep)
         ends = np.searchsorted(chunk, np.arange(len(ends)), side="right")
     flags = _order_flags(sources, offset)
@@ -256,13 +259,13 @@ def cut_frames(
         implied = implied_everywhere
         if implied is None:
             implied = _implied(sources, chunk, own, rank)
-        kept = np.flatnonzero(own | ~implied | ((flags & (FIRST | JUMP)) != 0) | carriers)
+        seen = np.flatnonzero(own | ~implied | ((flags & (FIRST | JUMP)) != 0) | carriers)
         frames.append(
             Frame(
-                tuple(chunks), np.searchsorted(kept, ends), np.concatenate([[0], np.cumsum(own)])[ends],
-                sources.ends, sources.pids, sources.partitions, rows[kept], sources.index[kept],
-                offset[kept], expiry[kept], flags[kept] | own[kept].view(np.uint8), hi[own], lo[own],
-                input_offset[own] if len(input_offset) else input_offset, observations or {},
+                tuple(chunks), np.searchsorted(seen, ends), np.concatenate([[0], np.cumsum(own)])[ends],
+                sources.ends, sources.pids, sources.partitions, rows[seen], sources.index[seen],
+                offset[seen], expiry[seen], flags[seen] | own[seen].view(np.uint8), hi[own], lo[own],
+                {name: column[own] for name, column in kept.items()}, observations or {},
             )
         )  # fmt: skip
     return Cut(frames, replays)

@@ -10,6 +10,7 @@ first record is. The Bloom filter is made when a run is read into a cache; the s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ BLOOM_BITS = 12  # bits per key, in 64-bit words: about 2% false positives
 AGE = "age"  # column: expiry key - start of the bucket
 INDEX = "place"  # column: the first record's input partition, by its index in the state
 OFFSET = "offset"  # column: the first record's offset
+CONTENT = "content-"  # begins the name of a column: digests of the first record's content, 0 if not known
 _WORD = 64
 
 
@@ -51,11 +53,14 @@ class Run:
 
     @classmethod
     def merged(cls, runs: list[Run]) -> Run:
-        """One run with the keys of all runs; a key that is there more than once keeps its largest age."""
+        """One run with the keys of all runs; a key that is there more than once keeps its largest age.
+
+        It has the columns of the first run. Others may lack digests of the content, or have them of another.
+        """
         columns = {
             "hi": np.concatenate([run.hi for run in runs]),
             "lo": np.concatenate([run.lo for run in runs]),
-            **{name: np.concatenate([run.kept[name] for run in runs]) for name in runs[0].kept},
+            **{name: np.concatenate([run.column(name) for run in runs]) for name in runs[0].kept},
         }
         if len(runs) > 1:
             # The stable sort is fast on parts that are sorted already. Equal upper halves are sorted below.
@@ -67,6 +72,12 @@ class Run:
             last[:-1] = np.any([columns[name][1:] != columns[name][:-1] for name in ("hi", "lo")], axis=0)
             columns = _take(columns, last)
         return cls(columns.pop("hi"), columns.pop("lo"), columns)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column that is kept; if it is digests of the content, 0 where the run doesn't have it."""
+        if name.startswith(CONTENT) and name not in self.kept:
+            return np.zeros(len(self.hi), np.uint32)
+        return self.kept[name]
 
     def search(
         self, hi: NDArray[np.uint64], lo: NDArray[np.uint64], masks: NDArray[np.uint64]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfilter.core.columns import Columns
 from replayfilter.core.frames import NO_SOURCE, ChunkId, Frame, chunk_of_rows
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.watermark.watermark_state import Observation
@@ -48,7 +49,7 @@ class PartGroup:
     flags: NDArray[np.uint8]
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
-    input_offset: NDArray[np.int64]
+    kept: Columns
     observations: Sequence[Observation | None]
 
     def slices(self) -> Iterator[slice]:
@@ -113,7 +114,7 @@ class Parts:
         return PartGroup(
             self._part_of_chunk[number][chunks], self._input_of_chunk[number][chunks], row_ends, own_ends,
             frame.row[rows], source, frame.offset[rows], frame.expiry[rows], frame.flags[rows],
-            frame.hi[own], frame.lo[own], frame.input_offset[own if len(frame.input_offset) else slice(0)],
+            frame.hi[own], frame.lo[own], {name: column[own] for name, column in frame.kept.items()},
             [frame.observations.get(chunk) for chunk in chunks.tolist()],
         )  # fmt: skip
 

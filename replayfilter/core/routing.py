@@ -7,7 +7,8 @@ A record's route is the first of these steps that applies to it:
 3. *future*: its expiry key is a time later than batch time + max_future. Decode has flagged it.
 4. *jump* or *expired*: its expiry key is too far ahead of the latest point, or a period behind it. A null
    value has no expiry key, and is neither.
-5. *duplicate*: its key was accepted before. Null values have other keys, or none: see ``Rules.on_null``.
+5. *duplicate*: its key was accepted before. Null values have other keys, or none: see ``Rules.on_null``. If
+   digests of the content are kept, and those of the two records differ, it is a *conflict*.
 6. *unique*: all others. Their keys are remembered.
 
 The records of a batch are decided in the order (topic, partition, offset), and the decisions depend only
@@ -30,9 +31,11 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.buckets import Buckets, RunStore
 from replayfilter.core.clock.expiry import behind
 from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.columns import Columns
 from replayfilter.core.dedup import Candidates, find_duplicates
 from replayfilter.core.frames import FUTURE, NULL, OWN, Frame
 from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.key_run import INDEX, OFFSET
 from replayfilter.core.part_groups import Parts, rows_of_ranges
 from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import OnNull, Rules
@@ -42,7 +45,10 @@ from replayfilter.errors import StampError
 
 
 class Route(IntEnum):
-    """Where a record goes. FUTURE and JUMP are errors, with the reasons ``future`` and ``jump``."""
+    """Where a record goes. FUTURE and JUMP are errors, with the reasons ``future`` and ``jump``.
+
+    CONFLICT is a duplicate whose content is not that of the record that it repeats.
+    """
 
     UNDECIDED = 0
     UNIQUE = 1
@@ -52,6 +58,7 @@ class Route(IntEnum):
     ERROR = 5
     FUTURE = 6
     JUMP = 7
+    CONFLICT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +181,22 @@ class _OwnRows(NamedTuple):
     expiry: NDArray[np.int64]
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint64]
-    input_offset: NDArray[np.int64]
+    kept: Columns
 
     @classmethod
     def in_order(cls, groups: list[_OwnRows]) -> _OwnRows:
         """The own rows of all groups, in the order of decision."""
-        joined = cls(*map(np.concatenate, zip(*groups, strict=True)))
+        kept = {name: np.concatenate([each.kept[name] for each in groups]) for name in groups[0].kept}
+        columns: Any = map(np.concatenate, zip(*(each[:-1] for each in groups), strict=True))
+        joined = cls(*[*columns, kept])
         if (np.diff(joined.parts) > 0).all():
             return joined
         order = np.argsort(joined.parts)
         sizes = joined.sizes[order]
         starts = (np.cumsum(joined.sizes) - joined.sizes)[order]
         rows = rows_of_ranges(starts, sizes)
-        columns: Any = (column[rows] if len(column) else column for column in joined[2:])
-        return cls(joined.parts[order], sizes, *columns)
+        columns = [column[rows] for column in joined[2:-1]]
+        return cls(*[joined.parts[order], sizes, *columns, {name: kept[name][rows] for name in kept}])
 
 
 def _check_groups(
@@ -218,15 +227,12 @@ def _check_groups(
         own = (group.flags & OWN) != 0
         sizes = np.diff(group.own_ends, prepend=0)
         columns = (group.row[own], codes[own], ages.latest[own], ages.expiry[own])
-        offsets = group.input_offset if rules.remember_first else group.input_offset[:0]
-        own_rows.append(_OwnRows(group.parts, sizes, *columns, group.hi, group.lo, offsets))
+        own_rows.append(_OwnRows(group.parts, sizes, *columns, group.hi, group.lo, group.kept))
     return _OwnRows.in_order(own_rows or [_NO_ROWS]), [observed[part] for part in sorted(observed)]
 
 
-_NO_ROWS = _OwnRows(
-    *(np.zeros(0, dtype) for dtype in (np.intp, np.int64, np.uint32, np.uint8, *[np.int64] * 2)),
-    *(np.zeros(0, dtype) for dtype in (np.uint64, np.uint64, np.int64)),
-)  # fmt: skip
+_EMPTY: Any = [np.zeros(0, dtype) for dtype in (np.intp, np.int64, np.uint32, np.uint8, *"qqQQ")]
+_NO_ROWS = _OwnRows(*[*_EMPTY, {}])
 
 
 def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray[np.uint8]:
@@ -241,24 +247,28 @@ def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray
 def _decide_duplicates(
     own: _OwnRows, buckets: Buckets, parts: Parts, partitions: tuple[InputPartition, ...]
 ) -> FirstSeen | None:
-    """Steps 5 and 6: DUPLICATE in the codes where it applies; the keys of the others are remembered.
+    """Steps 5 and 6: DUPLICATE or CONFLICT in the codes where it applies; the other keys are remembered.
 
     Returns what the duplicates repeat, by their indexes among the own rows, if first records are remembered.
     """
     open_ = own.codes == Route.UNIQUE
-    index, offset = np.zeros(0, np.uint32), own.input_offset
-    if buckets.rules.remember_first:
+    kept = {name: column[open_] for name, column in own.kept.items()}
+    if OFFSET in kept:
         known = {partition: number for number, partition in enumerate(partitions)}
         of_part = np.array([known[chunk[:2]] for chunk in parts.chunks], np.uint32)
-        index, offset = np.repeat(of_part, own.sizes)[open_], offset[open_]
+        kept = {INDEX: np.repeat(of_part, own.sizes)[open_], **kept}
     columns = (own.hi[open_], own.lo[open_], own.expiry[open_], own.latest[open_])
-    found = find_duplicates(Candidates(*columns, index, offset), buckets)
+    found = find_duplicates(Candidates(*columns, kept), buckets)
     repeats = np.flatnonzero(open_)[found.duplicate]
     own.codes[repeats] = Route.DUPLICATE
-    if not buckets.rules.remember_first:
+    first = {name: column[found.duplicate] for name, column in found.accepted.items()}
+    if (name := buckets.rules.content) in first:
+        content = kept[name][found.duplicate]
+        both_known = (content != 0) & (first[name] != 0)
+        own.codes[repeats[both_known & (content != first[name])]] = Route.CONFLICT
+    if OFFSET not in first:
         return None
-    index, offset = found.first_index[found.duplicate], found.first_offset[found.duplicate]
-    return FirstSeen(repeats.astype(np.uint32), index, offset, partitions)
+    return FirstSeen(repeats.astype(np.uint32), first[INDEX], first[OFFSET], partitions)
 
 
 def _routes_of(own: _OwnRows, parts: Parts, seen: FirstSeen | None, late: bool) -> list[Routes]:

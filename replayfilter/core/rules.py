@@ -47,6 +47,8 @@ class Rules:
       of earlier categories that are still open. ``span``: the width of a bucket.
     - ``max_jump``: the largest step of the latest point, None for any; clock ``ordered`` only.
     - ``remember_first``: keep with each key where its first record is.
+    - ``content``: the name of the digests of the content that are kept with each key, by which conflicts are
+      found; only digests of one name can be compared. Empty: none are kept.
     - ``refresh``: a duplicate starts the period of its key again; only where ages are kept.
     - ``watermark``: how the low watermark is computed, None for none.
     - ``on_null``: what records are that have no value, and so no expiry key. They are as old as the latest
@@ -68,6 +70,7 @@ class Rules:
     scope: Scope = Scope.INPUT
     on_null: OnNull = OnNull.ERROR
     refresh: bool = False
+    content: str = ""
 
     @property
     def checks_future(self) -> bool:

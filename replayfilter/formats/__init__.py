@@ -53,17 +53,19 @@ def build_extractor(spec: KeySpec) -> Extractor:
 
     origin = None if spec.origin is None else _parse("watermark.origin", spec.origin, errors)
     time = None if spec.time is None else _parse("watermark.time", spec.time, errors)
+    content = [field for text in spec.content if (field := _parse("dedup.conflict_fields", text, errors))]
 
     if spec.format not in FORMATS:
         errors.append(f'input.format: "{spec.format}" is unknown; use one of {", ".join(FORMATS)}')
     if spec.unit not in UNITS:
         errors.append(f'dedup.unit: "{spec.unit}" is unknown; use one of {", ".join(UNITS)}')
-    errors += _misplaced_fields(key, expiry)
+    compared = [("dedup.key", field) for field in key]
+    compared += [("dedup.conflict_fields", field) for field in content]
+    errors += _misplaced_fields(compared, expiry)
     if spec.format == "raw":
-        errors += _paths_in_raw(key, expiry)
+        errors += _paths_in_raw(compared, expiry)
     if spec.format == "cloudevents":
-        named = [("dedup.key", field) for field in key]
-        named += [("dedup.expiry_key", expiry)] if expiry else []
+        named = [*compared, ("dedup.expiry_key", expiry)] if expiry else compared
         named += [("watermark.origin", origin)] if origin else []
         named += [("watermark.time", time)] if time else []
         errors += [f"{setting}: {wrong}" for setting, field in named if (wrong := wrong_attribute(field))]
@@ -76,7 +78,7 @@ def build_extractor(spec: KeySpec) -> Extractor:
     if errors:
         raise ConfigError(errors)
 
-    fields = [*key, *(field for field in (expiry, origin, time) if field)]
+    fields = [*key, *(field for field in (expiry, origin, time) if field), *content]
     paths = [field for field in fields if field.location is Location.PATH]
     reader: Reader
     if spec.avro is not None:
@@ -88,7 +90,7 @@ def build_extractor(spec: KeySpec) -> Extractor:
     else:
         reader = JsonReader(paths) if spec.format == "json" else RawReader()
     watermark = WatermarkFields(origin, time, spec.time_unit) if origin and time else None
-    return FieldExtractor(key, expiry, spec.unit, reader, watermark, spec.on_null)
+    return FieldExtractor(key, expiry, spec.unit, reader, watermark, spec.on_null, content)
 
 
 def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:
@@ -124,15 +126,15 @@ def _parse(setting: str, text: str, errors: list[str]) -> Field | None:
         return None
 
 
-def _misplaced_fields(key: list[Field], expiry: Field | None) -> list[str]:
+def _misplaced_fields(compared: list[tuple[str, Field]], expiry: Field | None) -> list[str]:
     errors = []
-    for i, field in enumerate(key):
+    seen = set()
+    for setting, field in compared:
         if field.location is Location.TIMESTAMP:
-            errors.append(
-                'dedup.key: "@timestamp" can only be the expiry key; name fields that identify a record'
-            )
-        if any((field.location, field.names) == (other.location, other.names) for other in key[:i]):
-            errors.append(f'dedup.key: "{field.text}" is listed twice; list it once')
+            errors.append(f'{setting}: "@timestamp" can only be the expiry key; name fields of the record')
+        if (where := (setting, field.location, field.names)) in seen:
+            errors.append(f'{setting}: "{field.text}" is listed twice; list it once')
+        seen.add(where)
     if expiry and expiry.location in (Location.KEY, Location.VALUE):
         errors.append(
             f'dedup.expiry_key: "{expiry.text}" has no order; use a field path, "@timestamp" or '
@@ -141,11 +143,11 @@ def _misplaced_fields(key: list[Field], expiry: Field | None) -> list[str]:
     return errors
 
 
-def _paths_in_raw(key: list[Field], expiry: Field | None) -> list[str]:
+def _paths_in_raw(compared: list[tuple[str, Field]], expiry: Field | None) -> list[str]:
     remedy = 'but format "raw" has no fields; use'
     errors = [
-        f'dedup.key: "{field.text}" is a field path, {remedy} "@key", "@value" or "@header:NAME", or "json"'
-        for field in key
+        f'{setting}: "{field.text}" is a field path, {remedy} "@key", "@value" or "@header:NAME", or "json"'
+        for setting, field in compared
         if field.location is Location.PATH
     ]
     if expiry and expiry.location is Location.PATH:

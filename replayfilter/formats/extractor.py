@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN, UNIT_NS
-from replayfilter.core.digest import Missing, digest_keys
+from replayfilter.core.digest import Missing, digest_contents, digest_keys
 from replayfilter.formats.expiry_keys import from_text, read_expiry, read_timestamps
 from replayfilter.formats.fields import Field, Location, metadata_column
 from replayfilter.formats.spec import Extraction, Reason, RecordColumns, RecordError
@@ -61,6 +61,7 @@ class FieldExtractor:
         reader: Reader,
         watermark: WatermarkFields | None = None,
         on_null: str = "error",
+        content: Sequence[Field] = (),
     ) -> None:
         self._key = key
         self._expiry = expiry
@@ -68,7 +69,8 @@ class FieldExtractor:
         self._reader = reader
         self._watermark = watermark
         self._on_null = on_null
-        fields = [*key]
+        self._content = content
+        fields = [*key, *content]
         fields += [expiry] if expiry else []
         fields += [watermark.origin, watermark.time] if watermark else []
         located = frozenset(_NEEDS[field.location] for field in fields if field.location in _NEEDS)
@@ -79,11 +81,7 @@ class FieldExtractor:
         n = len(batch.values)
         errors: dict[int, RecordError] = {}
         path_columns = iter(self._reader(batch, errors))
-        key = [
-            next(path_columns) if field.location is Location.PATH else metadata_column(field, batch)
-            for field in self._key
-        ]
-
+        key = self._columns(self._key, path_columns, batch)
         for row in _rows_without_key(key):
             errors.setdefault(row, RecordError(row, Reason.KEY, self._describe_missing_key()))
         if self._expiry is None:
@@ -100,10 +98,14 @@ class FieldExtractor:
         if self._watermark:
             origins, times_us = self._read_watermark_fields(self._watermark, path_columns, batch)
         digests = digest_keys(key) if key else np.zeros((n, 2), dtype=np.uint64)
+        content = self._columns(self._content, path_columns, batch)
+        contents = digest_contents(content) if content else None
 
         bad = sorted(errors)
         expiry[bad] = 0
         digests[bad] = 0
+        if contents is not None:
+            contents[bad] = 0
         nulls: list[int] = []
         if self._on_null != "error":
             nulls = [row for row in bad if batch.values[row] is None and errors[row].reason is Reason.EMPTY]
@@ -113,7 +115,17 @@ class FieldExtractor:
                 nulls = self._read_keys_of_nulls(nulls, batch.keys, digests, errors)
             for row in nulls:
                 del errors[row]
-        return Extraction(expiry, digests, [errors[row] for row in sorted(errors)], origins, times_us, nulls)
+        left = [errors[row] for row in sorted(errors)]
+        return Extraction(expiry, digests, left, origins, times_us, nulls, contents)
+
+    def _columns(
+        self, fields: Sequence[Field], path_columns: Iterator[Sequence[object]], batch: RecordColumns
+    ) -> list[Sequence[object]]:
+        """One column for each field; those of paths are the next ones of the reader's."""
+        return [
+            next(path_columns) if field.location is Location.PATH else metadata_column(field, batch)
+            for field in fields
+        ]
 
     def _read_keys_of_nulls(
         self,

@@ -89,6 +89,7 @@ class KeySpec:
     - ``expiry_key``: a dotted path, ``@timestamp`` or ``@header:NAME``. None: records don't age; all
       expiry keys are zero.
     - ``unit``: s, ms, us, ns, iso8601, integer, or category for keys without an order.
+    - ``content``: the fields that are compared to find conflicts, named as those of the key. Empty: none.
     - ``origin``: who wrote a record, a dotted path or ``@header:NAME``; ``time``: its event time in
       ``time_unit``, a dotted path or ``@timestamp``. None if there is no low watermark to compute.
     - ``on_null``: what becomes of a null value that the format can't read: "error", "unique" (it is no error
@@ -105,6 +106,7 @@ class KeySpec:
     time_unit: str = "ms"
     on_null: str = "error"
     protobuf: ProtobufSpec | None = None
+    content: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class Extraction:
     - ``nulls``: rows with a null value that are no errors, ascending. They have no expiry key, so it is zero.
     - ``origins``: the origins' values as found, empty if the spec names none; ``times_us`` int64[n]: event
       times in microseconds since the epoch, INT64_MIN for a row without one.
+    - ``contents`` uint32[n]: digests of the content, 0 for errors and null values; None if the spec names no
+      content.
     """
 
     expiry: NDArray[np.int64]
@@ -139,6 +143,7 @@ class Extraction:
     origins: Sequence[object] = ()
     times_us: NDArray[np.int64] | None = None
     nulls: Sequence[int] = ()
+    contents: NDArray[np.uint32] | None = None
 
 
 class Extractor(Protocol):

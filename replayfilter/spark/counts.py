@@ -17,7 +17,8 @@ from replayfilter.spark.error_reasons import REASONS
 
 _COUNTS = (
     Stat("unique", "records routed to unique"),
-    Stat("duplicate", "records routed to duplicate"),
+    Stat("duplicate", "records routed to duplicate, conflicts too"),
+    Stat("conflict", "duplicates with other content than the records that they repeat"),
     Stat("expired", "records routed to expired"),
     Stat("error", "records routed to error, for any reason"),
     Stat("replay", "replays"),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import UNKNOWN, future_threshold
+from replayfilter.core.dedup import columns_to_keep
 from replayfilter.core.digest import partition_salt
 from replayfilter.core.frames import ChunkId, Cut, cut_frames
 from replayfilter.core.replay.stamp_audit import unlikely
@@ -158,7 +159,7 @@ class _Decoder:
             shards=self.settings.shards,
             chunk_shards=self._chunk_shards(),
             expiry_order=self.settings.rules.needs_expiry_order,
-            input_offset=self.offsets[rows] if self.settings.rules.remember_first else None,
+            kept=columns_to_keep(self.settings.rules, self.offsets, extraction.contents, rows),
             observations=observations,
             null=np.isin(rows, extraction.nulls) if len(extraction.nulls) else None,
         )

@@ -166,6 +166,8 @@ class LaneWriter:
             outputs[route] = output
         for route in REASON_OF_ROUTE:
             outputs[route] = outputs[Route.ERROR]
+        if Route.CONFLICT not in settings.outputs:  # no topic of their own
+            outputs[Route.CONFLICT] = outputs[Route.DUPLICATE]
         self._pids = _pids_of(settings, outputs) if settings.output_stamp != "none" else {}
         self._topics = np.array([output.topic for output in outputs], dtype=object)
         self._partitions = np.array([output.partitions for output in outputs])
@@ -217,7 +219,7 @@ class LaneWriter:
             codes, number, records = codes[written], number[written], records.filter(pa.array(written))
         offsets = records.column("offset").to_numpy()
         partitions = np.array([chunk.partition for chunk in payload.chunks])[number]
-        headers = output_headers(records, codes, payload.chunks, number)
+        headers = output_headers(records, codes, payload.chunks, number, settings.keys.content)
         if settings.output_stamp != "none":
             pids = np.array([self._pids[chunk.topic] for chunk in payload.chunks])[number, codes]
             stamps = stamp_keys(pids, partitions, offsets).tolist()
@@ -258,6 +260,7 @@ class LaneWriter:
         found = np.bincount(codes, minlength=len(Route)).tolist()
         for route, name in _COUNTED.items():
             self._counts[name] += found[route]
+        self._counts["duplicate"] += found[Route.CONFLICT]
         for route, reason in REASON_OF_ROUTE.items():
             self._counts["error"] += found[route]
             self._counts[f"error_{reason}"] += found[route]

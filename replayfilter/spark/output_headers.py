@@ -4,6 +4,7 @@
 - Expired: ``rf-late-by``, how many milliseconds it is behind the latest point.
 - Error and expired: where the record was in the input, under the names that Kafka Connect gives it.
 - Duplicate, with ``dedup.remember_first``: ``rf-first``, the record that it repeats.
+- Conflict: ``rf-conflict``, the fields that were compared.
 - With ``output.stamp = "header"``: ``rf-stamp``, in place of the one that the record came with.
 - With a low watermark: ``rf-watermark`` and ``rf-service``, in place of those that the record came with.
 """
@@ -25,6 +26,7 @@ from replayfilter.kafka.chunk import Headers
 from replayfilter.spark.error_reasons import JUMP_MESSAGE, REASON_OF_ROUTE
 
 FIRST_HEADER = "rf-first"  # topic/partition/offset
+CONFLICT_HEADER = "rf-conflict"
 LATE_HEADER = "rf-late-by"
 # Kafka Connect's names, with text as values like there: most tools that read dead letters know these.
 CONNECT_HEADERS = tuple(f"__connect.errors.{name}" for name in ("topic", "partition", "offset"))
@@ -34,18 +36,23 @@ _IS_REFUSED = _IS_ERROR | np.array([route == Route.EXPIRED for route in Route])
 
 
 def output_headers(
-    records: pa.RecordBatch, codes: NDArray[np.uint8], chunks: Sequence[ChunkId], number: NDArray[np.intp]
+    records: pa.RecordBatch,
+    codes: NDArray[np.uint8],
+    chunks: Sequence[ChunkId],
+    number: NDArray[np.intp],
+    compared: Sequence[str] = (),
 ) -> list[Headers | None] | None:
     """The headers of each record, without those of the watermark; None if no record has any.
 
     ``records``: as in a Payload, and if known the columns ``first`` and ``late_by`` with the texts for
     ``rf-first`` and ``rf-late-by``. ``codes``: their routes, uint8[n]. ``number`` intp[n]: the index of each
-    record's chunk in ``chunks``.
+    record's chunk in ``chunks``. ``compared``: the fields by which conflicts are found.
     """
     refused = np.flatnonzero(_IS_REFUSED[codes]).tolist()
     names = records.schema.names
     firsts = records.column("first").to_pylist() if "first" in names else []
-    if "headers" not in names and not refused and not any(firsts):
+    conflicts = np.flatnonzero(codes == Route.CONFLICT).tolist() if compared else []
+    if "headers" not in names and not refused and not any(firsts) and not conflicts:
         return None
     headers: list[Headers | None] = [None] * records.num_rows
     if "headers" in names:
@@ -58,6 +65,8 @@ def output_headers(
     for row, first in enumerate(firsts):
         if first is not None:
             headers[row] = [*(headers[row] or ()), (FIRST_HEADER, first)]
+    for row in conflicts:
+        headers[row] = [*(headers[row] or ()), (CONFLICT_HEADER, ", ".join(compared))]
     return headers
 
 

@@ -34,13 +34,17 @@ def columns(random: Random, n: int) -> dict[str, Any]:
         "digests": np.array([(0, random.randrange(9)) for _ in range(n)], np.uint64).reshape(-1, 2),
         "rows": np.arange(n, dtype=np.uint32),
         "future": np.array([random.random() < 0.1 for _ in range(n)], np.bool_),
-        "input_offset": np.arange(n, dtype=np.int64),
+        "kept": {"offset": np.arange(n, dtype=np.int64), "other": np.arange(n, dtype=np.uint32)},
     }
 
 
 def cut_together(ids: list[ChunkId], parts: list[dict[str, Any]], expiry_order: bool) -> Cut:
     stamps = [part["stamps"] for part in parts]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "stamps"}
+    plain = parts[0].keys() - {"stamps", "kept"}
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in plain}
+    joined["kept"] = {
+        name: np.concatenate([part["kept"][name] for part in parts]) for name in parts[0]["kept"]
+    }
     joined["stamps"] = Stamps(*(np.concatenate(column) for column in zip(*stamps, strict=True)))
     ends = np.cumsum([len(part["rows"]) for part in parts])
     return cut_frames(ids, ends, **joined, shards=SHARDS, expiry_order=expiry_order)
@@ -54,6 +58,7 @@ def parts_of(frame: Frame) -> dict[ChunkId, dict[str, Any]]:
 def as_lists(part: FramePart) -> dict[str, Any]:
     """The columns with rows; without rows it makes no difference which sources are in the table."""
     values = {each.name: getattr(part, each.name) for each in fields(part)}
+    values |= values.pop("kept")
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()
     }

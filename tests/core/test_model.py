@@ -41,6 +41,7 @@ MUST_HAPPEN = {
         "null DUPLICATE",
         "null REPLAY",
         "refreshed",
+        "CONFLICT",
     },
     "crowded": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "accepted again", "evicted", "refreshed"},
     "replays": {"REPLAY", "spread", "forgotten", "gaps"},
@@ -48,11 +49,11 @@ MUST_HAPPEN = {
     "extremes": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted", "refreshed"},
     "times": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted"},
     "system": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "evicted", "refreshed"},
-    "none": {"UNIQUE", "DUPLICATE", "REPLAY"},
-    "periods": {"UNIQUE", "DUPLICATE", "EXPIRED", "evicted", "refreshed"},
+    "none": {"UNIQUE", "DUPLICATE", "CONFLICT", "REPLAY"},
+    "periods": {"UNIQUE", "DUPLICATE", "CONFLICT", "EXPIRED", "evicted", "refreshed"},
     "bare": {"UNIQUE", "REPLAY"},
     "ordered": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "JUMP", "evicted", "refreshed"},
-    "categorical": {"UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "evicted"},
+    "categorical": {"UNIQUE", "DUPLICATE", "CONFLICT", "EXPIRED", "REPLAY", "evicted"},
 }
 
 
@@ -313,6 +314,22 @@ def refreshed_and_accepted_at_once(
     return found, np.arange(len(order)), moved
 
 
+def content_of_any_name(self: Any, name: str, real: Any = key_run.Run.column) -> Any:
+    names = [each for each in self.kept if each.startswith(key_run.CONTENT)]
+    return self.kept[names[0]] if name.startswith(key_run.CONTENT) and names else real(self, name)
+
+
+def content_always_known(self: Any, name: str, real: Any = key_run.Run.column) -> Any:
+    return real(self, name) | np.uint32(name not in self.kept) if name != key_run.OFFSET else real(self, name)
+
+
+def content_of_the_last(
+    candidates: Any, order: Any, starts: Any, known: Any, period: int, real: Any = dedup._within_period
+) -> Any:
+    found, by = real(candidates, order, starts, known, period)
+    return found, np.where(starts, by, np.arange(len(order)) - 1)
+
+
 BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", batch_clock, "aged", aged_late),
     ("plain", dedup, "aged", aged_late),
@@ -341,6 +358,9 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("crowded", dedup, "_refreshing", refreshed_by_no_duplicate),
     ("crowded", dedup, "_refreshing", refreshed_within_the_batch_only),
     ("crowded", dedup, "_refreshing", refreshed_and_accepted_at_once),
+    ("periods", key_run.Run, "column", content_of_any_name),
+    ("periods", key_run.Run, "column", content_always_known),
+    ("plain", dedup, "_within_period", content_of_the_last),
     ("times", core_run, "future_threshold", lenient_threshold),
     ("system", batch_clock, "time_in_unit", time_rounded_up),
 ]

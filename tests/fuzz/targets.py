@@ -51,6 +51,7 @@ def extract(extractor: Extractor, columns: RecordColumns) -> None:
     for row in rows:
         assert result.expiry[row] == 0
         assert not result.digests[row].any()
+        assert result.contents is None or not result.contents[row]
     if n > 1:
         row = n // 2
         only = slice(row, row + 1)
@@ -61,12 +62,18 @@ def extract(extractor: Extractor, columns: RecordColumns) -> None:
         )
         assert single.expiry[0] == result.expiry[row]
         assert single.digests[0].tolist() == result.digests[row].tolist()
+        if result.contents is not None and single.contents is not None:
+            assert single.contents[0] == result.contents[row]
 
 
 # ---- formats ----------------------------------------------------------------------------------------------
 
 JSON = [
-    build_extractor(KeySpec("json", ("id", "user.id", "user"), "ts", unit, on_null=on_null))
+    build_extractor(
+        KeySpec(
+            "json", ("id", "user.id", "user"), "ts", unit, on_null=on_null, content=("user", "a", "@value")
+        )
+    )
     for unit, on_null in (("ms", "error"), ("iso8601", "unique"), ("integer", "key"))
 ]
 
@@ -95,7 +102,14 @@ def raw_values(data: bytes) -> None:
 DESCRIPTORS = base64.b64encode((ROOT / "tests" / "vectors" / "order.desc").read_bytes()).decode()
 PROTOBUF = [
     build_extractor(
-        KeySpec("protobuf", key, expiry, "ms", protobuf=ProtobufSpec(encoding, DESCRIPTORS, "shop.Order"))
+        KeySpec(
+            "protobuf",
+            key,
+            expiry,
+            "ms",
+            protobuf=ProtobufSpec(encoding, DESCRIPTORS, "shop.Order"),
+            content=("lines", "user"),
+        )
     )
     for encoding in ("plain", "confluent")
     for key, expiry in ((("id", "kind", "lines", "first"), "at"), (("sizes", "user", "first.sku"), "ts"))
@@ -108,7 +122,7 @@ def protobuf_values(data: bytes) -> None:
 
 
 CLOUDEVENTS = [
-    build_extractor(KeySpec("cloudevents", ("source", "id", "subject"), expiry, unit))
+    build_extractor(KeySpec("cloudevents", ("source", "id", "subject"), expiry, unit, content=("sequence",)))
     for expiry, unit in (("time", "iso8601"), ("sequence", "integer"))
 ]
 CONTENT_TYPES = [b"application/cloudevents+json", b"Application/CloudEvents+JSON;x", b"text/plain", None]
@@ -158,7 +172,14 @@ TEXTS = [
 PARSED = [fastavro.parse_schema(json.loads(text)) for text in TEXTS]
 AVRO = [
     build_extractor(
-        KeySpec("avro", ("id", "user.id", "user"), "ts", "us", AvroSpec("plain", schemas=(text,)))
+        KeySpec(
+            "avro",
+            ("id", "user.id", "user"),
+            "ts",
+            "us",
+            AvroSpec("plain", schemas=(text,)),
+            content=("user", "ts"),
+        )
     )
     for text in TEXTS
 ]

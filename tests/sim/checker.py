@@ -23,7 +23,8 @@ from tests.support.reference import HOUR_US, Decision, Model, Position, Record, 
 
 TOPIC_OF = {
     Route.UNIQUE: OUTPUTS["unique"], Route.DUPLICATE: OUTPUTS["duplicate"], Route.EXPIRED: OUTPUTS["expired"],
-    Route.ERROR: OUTPUTS["error"], Route.FUTURE: OUTPUTS["error"], Route.REPLAY: None,
+    Route.CONFLICT: OUTPUTS["conflict"], Route.ERROR: OUTPUTS["error"], Route.FUTURE: OUTPUTS["error"],
+    Route.REPLAY: None,
 }  # fmt: skip
 _STAMP = struct.Struct(">qiq")
 
@@ -135,7 +136,8 @@ def _record(position: Position, record: Any) -> Record:
         fields = json.loads(record.value)
     except ValueError:
         return Record(position, Source(pid, partition), offset, 0, 0, broken=True)
-    return Record(position, Source(pid, partition), offset, fields["k"], fields["t"])
+    content = fields["c"] + 1
+    return Record(position, Source(pid, partition), offset, fields["k"], fields["t"], content=content)
 
 
 def _check_sources(

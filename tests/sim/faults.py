@@ -124,6 +124,9 @@ class Injector:
         change: dict[str, dict[str, Any]] = {"dedup": {"period": PERIODS[amount]}}
         if amount == 0 and deployment.tables["dedup"]["match"] == "window":
             change["dedup"]["refresh"] = not deployment.tables["dedup"]["refresh"]
+        if amount == 3:
+            was_off = deployment.tables["dedup"]["conflict"] == "off"
+            change["dedup"]["conflict"] = "topic" if was_off else "off"
         if amount == 1:
             change = {"dedup": {"max_future": "5s"}}
         if amount == 2:

@@ -206,6 +206,15 @@ MUTANTS = (
         "refreshed within a batch only", "the new time of a key is not remembered", "replayfilter.core.dedup",
         "return found, by, moved", "return found, by, ~found",
     ),
+    Mutant(
+        "conflicts not found", "a record is compared with itself", "replayfilter.core.dedup",
+        "np.where(earlier, known.kept[name][group], column[order[by]])", "column[order]",
+    ),
+    Mutant(
+        "what is not known conflicts", "for keys remembered before there is no digest",
+        "replayfilter.core.routing", "both_known = (content != 0) & (first[name] != 0)",
+        "both_known = content != 0", 1500,
+    ),
     # -- what readers rely on --------------------------------------------------------------------------
     Mutant(
         "output partition by offset", "an input partition's records are in several",

@@ -121,6 +121,7 @@ def _tables(random: Random, clock: str, seed: int) -> Tables:
         "remember_first": random.random() < 0.3,
     }  # fmt: skip
     dedup["refresh"] = dedup["match"] == "window" and seed % 3 == 0
+    dedup["conflict"], dedup["conflict_fields"] = "topic" if seed % 2 else "off", ["c"]
     if random.random() < 0.5:
         dedup["bucket_span"] = "3s"
     return {
@@ -150,7 +151,7 @@ def _job(random: Random, job: int, epoch_ms: int) -> tuple[SourceRecord, ...]:
         if random.random() < 0.03:
             time_ms += 3_600_000
         identity = f"{job}/{at}/{offsets[at]}"
-        value = f'{{"id": "{identity}", "k": {random.randrange(12)}, "t": {time_ms}}}'
+        value = f'{{"id": "{identity}", "k": {random.randrange(12)}, "t": {time_ms}, "c": {number % 2}}}'
         if random.random() < 0.04:
             value = f"broken {identity}"
         records.append(SourceRecord(at, offsets[at], value.encode()))

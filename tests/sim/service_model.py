@@ -46,6 +46,7 @@ NAME, INPUT = "sim", "in"
 OUTPUTS = {
     "unique": "out.unique",
     "duplicate": "out.duplicate",
+    "conflict": "out.conflict",
     "expired": "out.expired",
     "error": "out.error",
 }

@@ -15,6 +15,7 @@ from tests.sim.run_one import play_seed
 from tests.sim.scenario import KINDS, POINTS, Fault
 
 SECONDS = float(os.environ.get("SIM_SECONDS", "60"))
+SEEN = ("UNIQUE", "DUPLICATE", "CONFLICT", "EXPIRED", "REPLAY", "FUTURE", "ERROR")
 AT_LEAST = 100  # seeds, however slow the machine is
 # Faults that showed a defect once, and what was wrong.
 KEPT = {
@@ -47,7 +48,7 @@ def test_whatever_happens_each_record_is_delivered_once() -> None:
     print(f"{seed} seeds, killed at {len(kills)} of {len(POINTS)} points")
     assert len(kills) > len(POINTS) / 2
     assert [kind for kind in KINDS if not seen[kind]] == []
-    assert min(seen[route] for route in ("UNIQUE", "DUPLICATE", "EXPIRED", "REPLAY", "FUTURE", "ERROR")) > 20
+    assert min(seen[route] for route in SEEN) > 20
 
 
 def test_a_seed_always_gives_the_same_history() -> None:

@@ -89,6 +89,23 @@ def test_expired_records_say_where_they_were_and_how_late_they_are() -> None:
     assert categories == [[("a", b"1")], *places]
 
 
+def test_a_conflict_says_what_was_compared() -> None:
+    columns = {
+        "headers": pa.array([[("a", b"1")], None, None], HEADERS),
+        "first": pa.array([None, "t/0/5", "t/0/5"], pa.string()),
+    }
+    routes, number = codes(Route.UNIQUE, Route.CONFLICT, Route.DUPLICATE), np.array([0, 0, 1])
+    records = pa.RecordBatch.from_pydict(columns)
+    assert output_headers(records, routes, CHUNKS, number, ("amount", "currency")) == [
+        [("a", b"1")],
+        [("rf-first", "t/0/5"), ("rf-conflict", "amount, currency")],
+        [("rf-first", "t/0/5")],
+    ]
+    bare = pa.RecordBatch.from_pydict({"offset": pa.array([4, 5, 6])})
+    conflict = [("rf-conflict", "@value")]
+    assert output_headers(bare, routes, CHUNKS, number, ("@value",)) == [None, conflict, None]
+
+
 def test_the_stamp_that_a_record_came_with_is_replaced() -> None:
     own = [None, [("x", b"1")], [("rf-stamp", b"a"), ("x", b"1"), ("rf-stamp", b"b")]]
     assert replace_stamps(own, [b"1", b"2", b"3"]) == [  # type: ignore[arg-type]

@@ -12,10 +12,11 @@ import numpy as np
 
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.units import future_threshold
+from replayfilter.core.columns import Columns
 from replayfilter.core.digest import partition_salt
 from replayfilter.core.frames import ChunkId, Frame, cut_frames
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.key_run import Run, with_bloom
+from replayfilter.core.key_run import OFFSET, Run, with_bloom
 from replayfilter.core.routing import FirstSeen, Route, RoutedBatch, Routes, route_batch
 from replayfilter.core.rules import Rules, Scope
 from replayfilter.core.stamp import Stamp, parse_stamps
@@ -133,11 +134,18 @@ class CoreRun:
             "digests": np.array(digests, np.uint64).reshape(-1, 2),
             "rows": np.array([row for row, _ in good], np.uint32),
             "future": future,
-            "input_offset": np.array([record.position.offset for _, record in good], np.int64)
-            if self.rules.remember_first
-            else None,
+            "kept": self._kept([record for _, record in good]),
             "null": np.array([record.null for _, record in good], np.bool_),
         }
+
+    def _kept(self, records: list[Record]) -> Columns:
+        kept: Columns = {}
+        if self.rules.remember_first:
+            kept[OFFSET] = np.array([record.position.offset for record in records], np.int64)
+        if self.rules.content:
+            digests = [0 if record.null else record.content * 0x9E3779B1 % 2**32 for record in records]
+            kept[self.rules.content] = np.array(digests, np.uint32)
+        return kept
 
     def _chunk_shards(self, chunks: list[list[Record]]) -> list[int] | None:
         if not self.rules.shards_by_partition:

@@ -50,7 +50,19 @@ class Record:
     key: int
     expiry: int
     broken: bool = False  # it can't be parsed
+    content: int = 1  # what is compared to find conflicts
     null: bool = False  # it has no value: the key is that of its Kafka key, and the expiry key means nothing
+
+
+class Accepted(NamedTuple):
+    """An accepted record: where it is, and its content.
+
+    ``content`` has a name, since contents of two names can't be compared. It is None if it is not known: then
+    nothing conflicts with it.
+    """
+
+    position: Position
+    content: tuple[str, int] | None
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class Model:
         self.mark_time_us = 0
         self.categories: dict[InputPartition, list[int]] = {}  # in the order in which they first appeared
         self.accepted: dict[Key, list[int]] = {}  # dedup key -> expiry keys at which it is remembered
-        self.firsts: dict[tuple[Key, int], Position] = {}  # (dedup key, expiry key) -> the accepted record
+        self.firsts: dict[tuple[Key, int], Accepted] = {}  # (dedup key, expiry key) -> the accepted record
         self.forgotten_marks = 0  # in the last batch
         self.gaps = 0  # in the last batch
         self.refreshed = 0  # duplicates that have started the period again
@@ -181,17 +193,27 @@ class Model:
         first = self._first_accepted(record, latest)
         if first is not None:
             why = f"key accepted with expiry key {first}, latest {latest}"
-            position = self.firsts[self._key(record), first]
+            position, known = self.firsts[self._key(record), first]
+            if known is not None and known[0] != self.rules.content:
+                known = None
             if self.rules.refresh and record.expiry > first:  # never back: the record may be out of order
                 self.refreshed += 1
                 self.accepted[self._key(record)] = [record.expiry]
-                self.firsts[self._key(record), record.expiry] = position
+                self.firsts[self._key(record), record.expiry] = Accepted(position, known)
+            content = self._content(record)
+            if known is not None and content is not None and known != content:
+                return Decision(Route.CONFLICT, f"{why}, content {content}, not {known}", position)
             return Decision(Route.DUPLICATE, why, position)
         before = self.accepted.setdefault(self._key(record), [])
         why = f"{age}, latest {latest}, accepted before: {before}"
         before.append(record.expiry)
-        self.firsts[self._key(record), record.expiry] = record.position
+        self.firsts[self._key(record), record.expiry] = Accepted(record.position, self._content(record))
         return Decision(Route.UNIQUE, why)
+
+    def _content(self, record: Record) -> tuple[str, int] | None:
+        if not self.rules.content or record.null:
+            return None
+        return self.rules.content, record.content
 
     def _pass_mark(self, record: Record, view: View) -> int | None:
         """Advance the mark of the source; if the record is a replay, return the mark that it is not above."""

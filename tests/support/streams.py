@@ -13,6 +13,7 @@ from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.clock.units import INT64_MAX, INT64_MIN
 from replayfilter.core.input_partition import InputPartition
+from replayfilter.core.key_run import CONTENT
 from replayfilter.core.rules import Match, OnNull, Rules, Scope
 from tests.support.reference import UNIT_NS, Position, Record, Source
 
@@ -26,6 +27,9 @@ SOURCES = tuple(Source(pid, partition) for pid in (-1, 0, INT64_MAX, INT64_MIN) 
 HUGE = 2**62
 NULL_KEYS = 1_000  # keys from here on are those of null values
 DAY_US = 24 * 3600 * 10**6
+# Whether conflicts are looked for, and what changes that in a stream of the profile "periods". Not back: what
+# is still known then depends on which runs were merged.
+CONTENT_CHANGES = (("", f"{CONTENT}a"), (f"{CONTENT}a", ""), (f"{CONTENT}a", f"{CONTENT}b"), ("", ""))
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class _Maker:
     offsets: dict[InputPartition, int] = field(default_factory=dict)  # next input offset
     history: dict[Source, list[Record]] = field(default_factory=dict)
     every: list[Record] = field(default_factory=list)
+    batches: int = 0  # made so far
 
     def make(self) -> Stream:
         random, profile = self.random, self.profile
@@ -121,7 +126,8 @@ class _Maker:
             self.sources = {part: SOURCES[2 * i : 2 * i + 2] for i, part in enumerate(self.partitions)}
         self.keys = random.choice((2, 3, 8) if profile == "crowded" else (3, 12, 40))
         rules = self.make_rules()
-        self.rules = replace(rules, refresh=self.can_refresh(rules))
+        content = CONTENT_CHANGES[self.seed % 4][0] if rules.dedup else ""
+        self.rules = replace(rules, refresh=self.can_refresh(rules), content=content)
         self.max_future_us = self.make_max_future()
         self.front = self.first_front()  # about the largest expiry key so far
         batches = tuple(self.make_batches())
@@ -192,6 +198,7 @@ class _Maker:
             records = self.make_records(time_us)
             facts = BatchFacts(time_us, self.believed(time_us), random.random() < 0.7)
             yield Batch(facts, tuple(records), _random_cuts(random, records), self.make_changes())
+            self.batches += 1
             steps = (-1, 0, 1, 2) if self.profile == "times" else (-2, 0, 1, 1, 2, 2, 3, 9)
             time_us += self.tick_us * random.choice(steps)  # a host's clock may be set back
             if self.profile in ("system", "replays") and random.random() < 0.2:
@@ -220,9 +227,11 @@ class _Maker:
         random = self.random
         if self.profile == "periods":
             period = random.choice((None, 3, 10, 29, 90))
-            changed = {} if period is None else {"period": period}
+            changed: dict[str, Any] = {} if period is None else {"period": period}
             if self.can_refresh(self.rules):
                 changed["refresh"] = random.random() < 0.6
+            if self.batches == 3:
+                changed["content"] = CONTENT_CHANGES[self.seed % 4][1]
             return changed
         if self.profile == "replays" and random.random() < 0.2:
             ttl = random.choice((0, self.tick_us, 4 * self.tick_us, DAY_US))
@@ -274,7 +283,9 @@ class _Maker:
         random = self.random
         offset = self.offsets[partition]
         self.offsets[partition] += 1 if random.random() < 0.9 else random.randint(2, 300)
-        made = Record(Position(*partition, offset), source, stamped, key, expiry, random.random() < 0.04)
+        content = 1 + (self.seed + 7919 * len(self.every)) % 11 % 3  # often, but not always the same
+        position, broken = Position(*partition, offset), random.random() < 0.04
+        made = Record(position, source, stamped, key, expiry, broken, content)
         if not made.broken and self.rules.on_null is not OnNull.ERROR and random.random() < 0.15:
             made = replace(made, key=NULL_KEYS + key % NULL_KEYS, expiry=0, null=True)
         if source is not None:

@@ -137,8 +137,9 @@ def _fields(config: Config) -> Iterator[Problem]:
     if not dedup.enabled:
         return
     form = config.input.format
-    for index, text in enumerate(dedup.key):
-        path = f"dedup.key.{index}"
+    compared = {f"dedup.key.{index}": text for index, text in enumerate(dedup.key)}
+    compared |= _conflict_fields(config)
+    for path, text in compared.items():
         if wrong := _wrong_field(text, form, (Location.KEY, Location.VALUE, Location.HEADER)):
             yield Problem(path, f"{path}: {wrong}", ("input.format",))
         if text == "@key" and config.input.stamp == "key":
@@ -147,9 +148,20 @@ def _fields(config: Config) -> Iterator[Problem]:
                 'record; choose fields of the value, or set input.stamp = "header"'
             )
             yield Problem(path, message, ("input.stamp",))
+    for path, fields in (("dedup.key", dedup.key), ("dedup.conflict_fields", config.compared_fields)):
+        if len(set(fields)) < len(fields):
+            message = f"{format_setting(path, fields)}: names a field twice; name each once"
+            yield Problem(path, message, ("dedup.conflict",))
+    if dedup.conflict != "off" and not dedup.conflict_fields:
+        message = 'dedup.conflict_fields: empty; name what to compare, "@value" for the whole value'
+        yield Problem("dedup.conflict_fields", message, ("dedup.conflict",))
     ages = (Location.TIMESTAMP, Location.HEADER)
     if dedup.expiry_key and (wrong := _wrong_field(dedup.expiry_key, form, ages)):
         yield Problem("dedup.expiry_key", f"dedup.expiry_key: {wrong}", ("input.format",))
+
+
+def _conflict_fields(config: Config) -> dict[str, str]:
+    return {f"dedup.conflict_fields.{index}": text for index, text in enumerate(config.compared_fields)}
 
 
 def _nulls(config: Config) -> Iterator[Problem]:
@@ -340,6 +352,7 @@ def _protobuf(config: Config) -> Iterator[Problem]:
         return
     fields = {f"dedup.key.{at}": text for at, text in enumerate(dedup.key)} if dedup.enabled else {}
     fields |= {"dedup.expiry_key": dedup.expiry_key} if config.expires else {}
+    fields |= _conflict_fields(config)
     if watermark.enabled:
         fields |= {"watermark.origin": watermark.origin, "watermark.time": watermark.time}
     for path, text in fields.items():

@@ -133,6 +133,21 @@ class Dedup(Section):
         unset="none",
         ge=0,
     )
+    conflict: Literal["off", "header", "topic"] = setting(
+        "off",
+        "Find duplicates whose content differs from that of the record that they repeat, which often means a "
+        "wrong key. `header`: they carry the header `rf-conflict` and are counted. `topic`: they also go to "
+        "`output.conflict` instead of the duplicate topic. Costs 4 bytes per remembered key. May be changed "
+        "between two starts: for keys remembered before, no conflict is found.",
+        ["header"],
+    )
+    conflict_fields: Texts = setting(
+        ["@value"],
+        "What is compared to find conflicts. `@value`: the values' bytes. Fields are compared like those of "
+        "the key. May be changed between two starts, as `conflict`.",
+        [["amount", "currency"]],
+        unit="list of paths, `@key`, `@value`, `@header:NAME`",
+    )
     remember_first: bool = setting(
         False,
         "Each duplicate carries the header `rf-first`: the `topic/partition/offset` of the first record "
@@ -144,7 +159,7 @@ class Dedup(Section):
         2_000_000_000,
         "The maximum size of the files in which each host caches remembered keys. All its workers map them "
         "into memory. Other keys are read from the state when needed. 18 to 22 bytes per key (30 to 34 with "
-        "`remember_first`).",
+        "`remember_first`, and 4 more with `conflict`).",
         ["8GB"],
     )
 

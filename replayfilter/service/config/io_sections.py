@@ -220,6 +220,13 @@ class Output(Section):
         unit="a topic",
         unset=REQUIRED,
     )
+    conflict: TopicOrNone = setting(
+        "",
+        'The topic for duplicates with other content, with `dedup.conflict = "topic"`.',
+        ["orders.conflict"],
+        unit="a topic",
+        unset='required with `dedup.conflict = "topic"`',
+    )
     expired: TopicOrNone = setting(
         "",
         "The topic for records that are too old. Not needed if nothing expires.",

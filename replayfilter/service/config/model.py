@@ -67,10 +67,18 @@ class Config(BaseModel):
             return length_in_units(self.dedup.bucket_span, self.length_unit)
         return max(1, self.period_units // 12)
 
+    @property
+    def compared_fields(self) -> list[str]:
+        """The fields by which conflicts are found; empty if they are not looked for."""
+        dedup = self.dedup
+        return dedup.conflict_fields if dedup.enabled and dedup.conflict != "off" else []
+
     def output_topics(self) -> dict[str, str]:
         """The topics that records may go to, by the key that names each: {"output.unique": "orders"}."""
         paths = ["output.unique"]
-        paths += ["output.duplicate"] * self.dedup.enabled + ["output.expired"] * self.expires
+        paths += ["output.duplicate"] * self.dedup.enabled
+        paths += ["output.conflict"] * bool(self.compared_fields and self.dedup.conflict == "topic")
+        paths += ["output.expired"] * self.expires
         paths += ["output.error"] + ["replay.topic"] * bool(self.replay.enabled and self.replay.topic)
         return {path: self.value_of(path) for path in paths}
 

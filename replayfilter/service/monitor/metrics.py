@@ -146,6 +146,10 @@ METRICS = (
         "error_records", "counter", "records", "Records routed to error, by reason.", _reasons, ("reason",)
     ),
     Metric(
+        "conflicts", "counter", "records",
+        "Duplicates with other content than the records that they repeat.", _total("conflict"),
+    ),
+    Metric(
         "unstamped_records", "counter", "records", "Records without a valid stamp, where stamps are read.",
         _total("unstamped"),
     ),

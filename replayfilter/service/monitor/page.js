@@ -179,6 +179,7 @@ function draw(status) {
       ).join(", ") + (held.origins.lagging > 5 ? ` and ${whole(held.origins.lagging - 5)} more` : "")]] : []),
     ["marks (sources)", whole(state.sources || 0)], ["gaps", sum("state_gaps")],
     ["marks forgotten", sum("state_forgotten")], ["without a stamp", sum("unstamped")],
+    ...(status.counts.conflict ? [["conflicts", sum("conflict")]] : []),
     ["keys expired", sum("state_evicted")], ["runs", whole(state.runs || 0)],
     ["cache hits, misses", `${sum("cache_hits")}, ${sum("cache_misses")}`],
     ["Bloom filter false positives", sum("state_false_hits")],

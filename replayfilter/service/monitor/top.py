@@ -103,6 +103,8 @@ def _facts(status: dict[str, Any]) -> Table:
         table.add_row("keys", f"{state['keys']:,} in {state['buckets']:,} buckets, {state['bytes']:,} bytes")
         sizes = [f"{size:,} {LOCATIONS[location]}" for location, size in status["sizes"].items()]
         table.add_row("state bytes", ", ".join(sizes))
+        if conflicts := counts.get("conflict", 0):
+            table.add_row("conflicts", f"{conflicts:,} duplicates with other content")
         table.add_row("marks", f"{state['sources']:,}; gaps {counts.get('state_gaps', 0):,}")
         if low := status["watermark"]:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(low))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.digest import content_name
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, OnNull, Rules, Scope
 from replayfilter.core.watermark.watermark_state import WatermarkRules
@@ -25,6 +26,7 @@ from replayfilter.watermark.client import UpstreamStages
 _ROUTES = {
     "output.unique": (Route.UNIQUE,),
     "output.duplicate": (Route.DUPLICATE,),
+    "output.conflict": (Route.CONFLICT,),
     "output.expired": (Route.EXPIRED,),
     "output.error": (Route.ERROR, Route.FUTURE, Route.JUMP),
     "replay.topic": (Route.REPLAY,),
@@ -64,6 +66,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             time=config.watermark.time or None if config.watermark.enabled else None,
             time_unit=config.watermark.unit,
             on_null=config.input.on_null,
+            content=tuple(config.compared_fields),
         ),
         stamp=config.input.stamp,
         upstream=_upstream(config),
@@ -82,6 +85,7 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
             max_jump=dedup.max_jump,
             remember_first=identity.remember_first,
             refresh=dedup.enabled and dedup.refresh,
+            content=content_name(config.compared_fields) if config.compared_fields else "",
             watermark=_watermark(config, findings) if config.watermark.enabled else None,
             on_null=OnNull(config.input.on_null),
         ),

@@ -38,6 +38,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "dedup.period": "60", "dedup.bucket_span": "5", "dedup.max_jump": "7",
         "dedup.remember_first": "true", "dedup.cache": "5GB", "dedup.match": "bucket",
         "dedup.scope": "partition", "dedup.refresh": "false",
+        "dedup.conflict": "topic",
         "output.stamp": "none", "avro.encoding": "plain", "protobuf.encoding": "plain",
         "avro.registry": "https://registry:8081",
         "avro.options": '{"timeout": "3"}', "watermark.enabled": "true", "watermark.unit": "s",

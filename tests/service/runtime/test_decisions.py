@@ -87,6 +87,8 @@ DECIDING = {
     "mark_ttl": with_rules(mark_ttl_us=1),
     "max_jump": with_rules(max_jump=5),
     "refresh": with_rules(refresh=True),
+    "conflict": with_rules(content="content-1"),
+    "conflict_fields": replace(SETTINGS, keys=replace(SETTINGS.keys, content=("a",))),
     "replay.enabled": with_rules(replay=False),
     "watermark.enabled": with_rules(watermark=None),
     "clock": with_rules(clock=Clock.SYSTEM),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.digest import content_name
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Match, Rules, Scope
 from replayfilter.core.stamp import producer_id
@@ -70,9 +71,25 @@ def test_duplicates_may_refresh() -> None:
     assert settings_with(dedup={"refresh": True}).rules == Rules(refresh=True)
 
 
+def test_conflicts_in_the_duplicate_topic() -> None:
+    plan = settings_with(dedup={"conflict": "header"}, output={"conflict": "unused"})
+    assert plan.keys.content == ("@value",)
+    assert plan.rules == Rules(content=content_name(["@value"]))
+    assert Route.CONFLICT not in plan.outputs
+
+
+def test_conflicts_in_a_topic_of_their_own() -> None:
+    dedup = {"conflict": "topic", "conflict_fields": ["amount", "currency"]}
+    plan = settings_with(dedup=dedup, output={"conflict": "orders.conflict"})
+    assert plan.keys.content == ("amount", "currency")
+    assert plan.rules.content == content_name(["amount", "currency"]) != content_name(["currency", "amount"])
+    assert plan.outputs[Route.CONFLICT] == Output("orders.conflict", 5)
+    assert plan.output_pids["orders.conflict"] != plan.output_pids["orders.duplicate"]
+
+
 def test_without_dedup_nothing_can_expire() -> None:
-    plan = settings_with(dedup={"enabled": False, "refresh": True})
-    assert not plan.rules.refresh
+    plan = settings_with(dedup={"enabled": False, "refresh": True, "conflict": "topic"})
+    assert (plan.rules.refresh, plan.rules.content, plan.keys.content) == (False, "", ())
     assert plan.keys.key == ()
     assert plan.keys.expiry_key is None
     assert (plan.rules.dedup, plan.rules.clock) == (False, "none")
