@@ -27,6 +27,7 @@ from replayfilter.spark.error_reasons import JUMP_MESSAGE, REASON_OF_ROUTE
 
 FIRST_HEADER = "rf-first"  # topic/partition/offset
 CONFLICT_HEADER = "rf-conflict"
+_COMPARED_CHARACTERS = 500  # output topics have room for 4,096 bytes of headers
 LATE_HEADER = "rf-late-by"
 # Kafka Connect's names, with text as values like there: most tools that read dead letters know these.
 CONNECT_HEADERS = tuple(f"__connect.errors.{name}" for name in ("topic", "partition", "offset"))
@@ -66,7 +67,8 @@ def output_headers(
         if first is not None:
             headers[row] = [*(headers[row] or ()), (FIRST_HEADER, first)]
     for row in conflicts:
-        headers[row] = [*(headers[row] or ()), (CONFLICT_HEADER, ", ".join(compared))]
+        text = ", ".join(compared)[:_COMPARED_CHARACTERS]
+        headers[row] = [*(headers[row] or ()), (CONFLICT_HEADER, text)]
     return headers
 
 

@@ -104,6 +104,9 @@ def test_a_conflict_says_what_was_compared() -> None:
     bare = pa.RecordBatch.from_pydict({"offset": pa.array([4, 5, 6])})
     conflict = [("rf-conflict", "@value")]
     assert output_headers(bare, routes, CHUNKS, number, ("@value",)) == [None, conflict, None]
+    long = output_headers(bare, routes, CHUNKS, number, ("a" * 400,) * 9)
+    assert long is not None
+    assert long[1] == [("rf-conflict", ", ".join(["a" * 400] * 9)[:500])], "topics have room for no more"
 
 
 def test_the_stamp_that_a_record_came_with_is_replaced() -> None:

@@ -42,7 +42,7 @@ def working() -> Status:
     held = Laggards(int((now - 60) * 1e6), int(now * 1e6), 30, 29, 0, 7, 3, (("<b>h-29", None), ("h-1", 5)))
     for number in range(100):
         at = now - 500 + number * 5
-        routes = {"unique": 900, "duplicate": 70, "expired": 20, "error": 10, "error_json": 10}
+        routes = {"unique": 900, "duplicate": 70, "expired": 20, "error": 10, "error_json": 10, "conflict": 5}
         state = {"state_sources": 3, "state_keys": 900 * number, "watermark_us": held.low or 0}
         status.add_batch(batch(number, at, **routes, **state, state_gaps=1, laggards=held.to_text()))
     status.heartbeat(now)
@@ -71,6 +71,7 @@ def test_the_page_draws_the_status(tmp_path: Path) -> None:
     assert "1,234" in text_of(dom, "lag")
     assert "error: json" in text_of(dom, "delivery")
     marks = text_of(dom, "state")
+    assert re.search(r"conflicts\s+500\b", marks)
     assert "7 of 30 origins (3 may lag), for" in marks
     assert "&lt;b&gt;h-29 (not seen yet), h-1 (" in marks
     assert "and 2 more" in marks

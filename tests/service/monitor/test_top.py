@@ -34,6 +34,7 @@ def test_top_draws_routes_lag_and_state() -> None:
     assert lines["since the start"][-5:] == ["14"] * 5
     assert lines["last batch"]
     assert "7 in memory, 140 on disk, 210 on disk, with old versions" in text
+    assert "14 duplicates with other content" in text
     assert "4 of 30 origins, 3 may lag: h-29, h-1 and 2 more; for 10 s" in text
     assert lines["orders-0"] == ["orders-0", "10", "40", "30", "4", "s"]
 
