@@ -118,6 +118,11 @@ class Cluster:
             for resource, future in futures.items()
         }
 
+    def groups(self) -> list[str]:
+        """The ids of all consumer groups that may be seen."""
+        answer = self._answer(self._admin.list_consumer_groups(request_timeout=self._limit), "its groups")
+        return sorted(group.group_id for group in answer.valid)
+
     def max_message_bytes(self, names: Iterable[str]) -> int | None:
         """The largest batch of records that each of these topics takes; None if Kafka doesn't tell."""
         try:

@@ -259,9 +259,10 @@ class Delivery:
         self.stats.written += count
         return count
 
-    def commit(self, next_offsets: Mapping[InputPartition, int]) -> LaneStats:
+    def commit(self, next_offsets: Mapping[InputPartition, int], text: str = "") -> LaneStats:
         """Commit everything written together with each partition's next input offset; returns the counts.
 
+        ``text`` is stored with the offsets.
         Offsets never go back: partitions that have already reached theirs are left out, and if none remains
         there is no transaction. Raises :class:`DeliveryError` unless the records are known to be delivered.
         """
@@ -277,7 +278,7 @@ class Delivery:
             return self.stats
         try:
             self._begin()
-            send_offsets(owner.producer, ahead, self._lanes.membership, self.stats)
+            send_offsets(owner.producer, ahead, self._lanes.membership, self.stats, text)
             with unwrap_fatal():
                 while owner.producer.flush(FLUSH_STEP_S):  # ends, since each record is sent or fails in time
                     self._refusals.raise_first()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
+from replayfilter.service.tools.redrive.dead_letter import REDRIVEN_HEADER
 from replayfilter.spark.error_reasons import REASONS
 from replayfilter.spark.output_headers import (
     CONFLICT_HEADER,
@@ -44,4 +45,7 @@ def test_every_reason_and_header_is_in_the_docs() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(REASONS)
     headers = set(re.findall(r"^\| `((?:rf-|__)[\w.-]+)` \|", text, re.MULTILINE))
     others = {WATERMARK_HEADER, SERVICE_HEADER, CONNECT_MESSAGE, *CONNECT_HEADERS, LATE_HEADER, FIRST_HEADER}
-    assert headers == {"rf-stamp", "rf-reason", "rf-message", "rf-stage", CONFLICT_HEADER} | others
+    assert (
+        headers
+        == {"rf-stamp", "rf-reason", "rf-message", "rf-stage", CONFLICT_HEADER, REDRIVEN_HEADER} | others
+    )

@@ -50,14 +50,14 @@ MUTANTS = (
     ),
     Mutant(
         "offsets outside the transaction", "records without their offsets, or the reverse", _LANES,
-        "send_offsets(owner.producer, ahead, self._lanes.membership, self.stats)\n            with",
+        "send_offsets(owner.producer, ahead, self._lanes.membership, self.stats, text)\n            with",
         "self._lanes.offsets._consumer.commit(offsets=[__import__('confluent_kafka').TopicPartition(*at, end)"
         " for at, end in ahead.items()], asynchronous=False)\n            with",
     ),
     Mutant(
         "no offsets are committed", "nobody knows what was delivered", _LANES,
-        "send_offsets(owner.producer, ahead, self._lanes.membership, self.stats)\n            with",
-        "send_offsets(owner.producer, {}, self._lanes.membership, self.stats)\n            with",
+        "send_offsets(owner.producer, ahead, self._lanes.membership, self.stats, text)\n            with",
+        "send_offsets(owner.producer, {}, self._lanes.membership, self.stats, text)\n            with",
     ),
     Mutant(
         "delivered records are written again", "the committed offsets are not looked at", _LANES,
@@ -80,8 +80,9 @@ MUTANTS = (
     ),
     Mutant(
         "the membership is not checked", "a service that was replaced still delivers", _LANES,
-        "send_offsets(owner.producer, ahead, self._lanes.membership, self.stats)\n            with",
-        "send_offsets(owner.producer, ahead, self._lanes.offsets.metadata, self.stats)\n            with",
+        "send_offsets(owner.producer, ahead, self._lanes.membership, self.stats, text)\n            with",
+        "send_offsets(owner.producer, ahead, self._lanes.offsets.metadata, self.stats, text)\n"
+        "            with",
     ),
     Mutant(
         "routes by order instead of by row", "the rows of several shards are mixed up",

@@ -13,7 +13,13 @@ import typer
 from typer.core import TyperGroup
 
 from replayfilter.errors import ConfigError, ReplayfilterError, ServiceReplaced
-from replayfilter.service.cli import demo_commands, inspect_commands, run_commands, stamp_commands
+from replayfilter.service.cli import (
+    demo_commands,
+    inspect_commands,
+    redrive_commands,
+    run_commands,
+    stamp_commands,
+)
 from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, REPLACED, USAGE, print_errors, wants_debug
 from replayfilter.watermark.commands import app as watermark
 
@@ -46,7 +52,7 @@ app = typer.Typer(
     help="Reads Kafka topics in which records may appear twice, and writes each record exactly once to "
     "unique, duplicate, expired or error.",
 )
-for commands in (run_commands, inspect_commands, stamp_commands, demo_commands):
+for commands in (run_commands, inspect_commands, redrive_commands, stamp_commands, demo_commands):
     commands.add_to(app)
 app.add_typer(watermark, name="watermark")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import gcd
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import xxhash
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import ReplayFilter
-from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp, producer_id
+from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.chunk import FIRST_MS, Headers
@@ -34,7 +34,7 @@ from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.reader import Range, RangeReader, partition_of
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import open_checkpoint, spark_progress
-from replayfilter.spark.partitioning import output_pid
+from replayfilter.service.tools.own_stamps import own_pids
 
 EXAMPLES_KEPT = 3  # per kind of error
 
@@ -60,17 +60,6 @@ EXPLANATIONS = {
     RecordError.UNKNOWN: "name an input record that does not exist",
     RecordError.FOREIGN: "have no stamp of this service for this topic",
 }
-
-
-class Writing(NamedTuple):
-    """What a pid of the service says of a record: input topic, output topic, and partitions of the latter.
-
-    Pids of version 0.1.0 say only the input topic.
-    """
-
-    input_topic: str
-    output_topic: str | None = None
-    partitions: int | None = None
 
 
 @dataclass(slots=True)
@@ -162,7 +151,10 @@ class Verifier:
         if missing:
             raise BrokerError(f"there is no topic {', '.join(sorted(missing))}; correct the config")
         self._input = self._partitions(config.input.topics)
-        self._pids = self._own_pids()
+        outputs = config.output_topics().values()
+        self._pids = own_pids(
+            self._cluster.id, config.service.name, self._topics, config.input.topics, outputs
+        )
 
     def check(self) -> Report:
         """Read and compare everything."""
@@ -180,19 +172,6 @@ class Verifier:
         compare = self._compare_contents if self.config.output.stamp == "none" else self._compare_stamps
         compare(report, committed)
         return report
-
-    def _own_pids(self) -> dict[int, Writing]:
-        """All pids that the service may have had: the outputs may have had fewer partitions."""
-        cluster_id, service = self._cluster.id, self.config.service.name
-        pids = {}
-        for name in self.config.input.topics:
-            id_ = self._topics[name].id
-            pids[producer_id(cluster_id, id_, service)] = Writing(name)
-            for output in self.config.output_topics().values():
-                for count in range(1, self._topics[output].partitions + 1):
-                    then = self._topics[output]._replace(partitions=count)
-                    pids[output_pid(cluster_id, id_, service, then)] = Writing(name, output, count)
-        return pids
 
     def _begins(self) -> dict[InputPartition, int]:
         """The first offset to compare: the first in the topic, or the service's first if it began later."""

@@ -64,6 +64,14 @@ def test_check_and_run_warn_of_an_old_name(tmp_path: Path) -> None:
     assert warning in started.stderr.splitlines()
 
 
+def test_redrive_reports_wrong_options_before_it_connects(tmp_path: Path) -> None:
+    path = str(config_in(tmp_path))
+    result = runner.invoke(app, ["redrive", path, "--reason", "jason", "--since", "yesterday"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    starts = ["--reason jason: there is no such reason; use one of", "--since yesterday: not a time"]
+    assert all(map(str.startswith, result.stderr.splitlines(), starts))
+
+
 def test_a_wrong_config_stops_every_command_before_it_does_anything(tmp_path: Path) -> None:
     path = config_in(tmp_path, period="perod")
     for command in ("run", "topics", "check"):

@@ -1,0 +1,1 @@
+"""``replayfilter redrive``: error or expired records back into a topic, exactly once."""
