@@ -160,8 +160,9 @@ class PeriodStudy:
         choices: list[Choice] = []
         for number, period in enumerate(self._periods.tolist()):
             alone = ~aged(table["latest"], table["expiry"], period) & ~several
-            of_several = (each[several] for each in (~same, table["expiry"], table["latest"]))
-            unique, duplicates = count_routes(*of_several, period)
+            unique, duplicates = count_routes(
+                ~same[several], table["expiry"][several], table["latest"][several], period
+            )
             unique = (unique + int(alone.sum())) * scale
             span = max(1, period // SPANS)
             keys = unique * (period + span) // length if length else None

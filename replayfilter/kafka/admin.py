@@ -201,7 +201,7 @@ class Cluster:
 
     def offsets_at(self, partitions: Iterable[InputPartition], time_ms: int) -> dict[InputPartition, int]:
         """The first offset of each partition whose timestamp is at or after a time; -1 if there is none."""
-        return self._offsets(partitions, OffsetSpec.for_timestamp(time_ms))  # type: ignore[no-untyped-call]  # not in its stubs
+        return self._offsets(partitions, OffsetSpec.for_timestamp(time_ms))
 
     def _offsets(
         self,
