@@ -1,4 +1,4 @@
-"""Extracts dedup keys and expiry keys from records: JSON, Avro, Protobuf, CloudEvents and opaque bytes.
+"""Extracts dedup keys and expiry keys from records: JSON, Avro, Protobuf, CloudEvents, Debezium, raw.
 
 >>> extract = build_extractor(KeySpec("json", ("id",), "ts", "ms"))
 >>> extraction = extract(RecordColumns([b'{"id": "a", "ts": 5}', b"oops"]))
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from replayfilter.errors import ConfigError, MissingDependency
 from replayfilter.formats.cloudevents import CloudEventsReader, wrong_attribute
+from replayfilter.formats.debezium import PASSING, DebeziumReader
 from replayfilter.formats.extractor import FieldExtractor, Reader, WatermarkFields
 from replayfilter.formats.fields import Field, Location, parse_field
 from replayfilter.formats.json import JsonReader
@@ -38,7 +39,7 @@ __all__ = [
     "build_extractor",
 ]
 
-FORMATS = ("json", "avro", "protobuf", "cloudevents", "raw")
+FORMATS = ("json", "avro", "protobuf", "cloudevents", "debezium", "raw")
 
 
 def build_extractor(spec: KeySpec) -> Extractor:
@@ -75,10 +76,13 @@ def build_extractor(spec: KeySpec) -> Extractor:
         errors.append(
             'input.format: "protobuf" needs a message; set protobuf.descriptors and protobuf.message'
         )
+    if spec.format == "debezium" and spec.on_null != "unique":
+        errors.append('input.format: "debezium" needs input.on_null = "unique"')
     if errors:
         raise ConfigError(errors)
 
-    fields = [*key, *(field for field in (expiry, origin, time) if field), *content]
+    passing = [PASSING] if spec.format == "debezium" else []
+    fields = [*key, *(field for field in (expiry, origin, time) if field), *content, *passing]
     paths = [field for field in fields if field.location is Location.PATH]
     reader: Reader
     if spec.avro is not None:
@@ -87,10 +91,14 @@ def build_extractor(spec: KeySpec) -> Extractor:
         reader = _protobuf_reader(paths, spec.protobuf)
     elif spec.format == "cloudevents":
         reader = CloudEventsReader(paths)
+    elif spec.format == "debezium":
+        reader = DebeziumReader(paths)
     else:
         reader = JsonReader(paths) if spec.format == "json" else RawReader()
     watermark = WatermarkFields(origin, time, spec.time_unit) if origin and time else None
-    return FieldExtractor(key, expiry, spec.unit, reader, watermark, spec.on_null, content)
+    return FieldExtractor(
+        key, expiry, spec.unit, reader, watermark, spec.on_null, content, lets_pass=bool(passing)
+    )
 
 
 def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:

@@ -17,6 +17,7 @@ import msgspec
 from replayfilter.core.stamp import STAMP_HEADER, parse_stamps
 from replayfilter.errors import MissingDependency
 from replayfilter.formats.cloudevents import CloudEventsReader, wrong_attribute
+from replayfilter.formats.debezium import DebeziumReader, is_change_event
 from replayfilter.formats.extractor import Reader
 from replayfilter.formats.fields import Location, metadata_column, parse_field
 from replayfilter.formats.json import JsonReader
@@ -57,6 +58,11 @@ def detect_format(batch: RecordColumns, avro: AvroSpec | None = None) -> Detecte
     if _most(map(_is_cloud_event, batch.headers), len(batch.headers)):
         return Detected("cloudevents", _attributes(batch) + headers)
     documents = [document for value in values if isinstance(document := _parse(value), dict)]
+    if _most(map(is_change_event, documents), len(values)):
+        envelopes = [
+            each if "source" in each else each["payload"] for each in documents if is_change_event(each)
+        ]
+        return Detected("debezium", _names(envelopes) + headers)
     if _most(documents, len(values)):
         return Detected("json", _names(documents) + headers)
     with_prefix = [value for value in values if len(value) > _PREFIX.size and value[0] == 0]
@@ -107,6 +113,8 @@ def columns_of(
         reader = CloudEventsReader(paths)
     elif detected.format == "json":
         reader = JsonReader(paths)
+    elif detected.format == "debezium":
+        reader = DebeziumReader(paths)
     elif detected.format == "avro" and avro is not None:
         from replayfilter.formats.avro.values import AvroReader
 

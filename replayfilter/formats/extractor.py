@@ -51,6 +51,9 @@ class FieldExtractor:
     A record whose key fields are all missing or null is an error. Such records have nothing in common, but
     they would all count as duplicates of the first one. If a key has several fields, some of them may be
     missing or null: missing and null are two different values.
+
+    ``lets_pass``: the reader has one more column, which says of each record whether it has no key and passes.
+    Such records are among the ``nulls``, whatever else is in them.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class FieldExtractor:
         watermark: WatermarkFields | None = None,
         on_null: str = "error",
         content: Sequence[Field] = (),
+        lets_pass: bool = False,
     ) -> None:
         self._key = key
         self._expiry = expiry
@@ -70,6 +74,7 @@ class FieldExtractor:
         self._watermark = watermark
         self._on_null = on_null
         self._content = content
+        self._lets_pass = lets_pass
         fields = [*key, *content]
         fields += [expiry] if expiry else []
         fields += [watermark.origin, watermark.time] if watermark else []
@@ -115,6 +120,17 @@ class FieldExtractor:
                 nulls = self._read_keys_of_nulls(nulls, batch.keys, digests, errors)
             for row in nulls:
                 del errors[row]
+        if self._lets_pass:
+            passing = [row for row, passes in enumerate(next(path_columns)) if passes]
+            nulls = sorted({*nulls, *passing})
+            expiry[passing] = 0
+            digests[passing] = 0
+            if contents is not None:
+                contents[passing] = 0
+            if times_us is not None:
+                times_us[passing] = INT64_MIN
+            for row in passing:
+                errors.pop(row, None)
         left = [errors[row] for row in sorted(errors)]
         return Extraction(expiry, digests, left, origins, times_us, nulls, contents)
 

@@ -31,6 +31,7 @@ class Reason(enum.StrEnum):
     PROTOBUF_PREFIX = "protobuf_prefix"  # lacks the prefix of its encoding, or is of another message type
     PROTOBUF = "protobuf"  # does not match its message type: truncated, text that is not UTF-8
     CLOUDEVENT = "cloudevent"  # lacks an attribute that each event has, or its event format is not JSON
+    DEBEZIUM = "debezium"  # not a change event: it has no source or no op
     KEY = "key"  # every key field is missing or null
     EXPIRY_MISSING = "expiry_missing"  # no expiry key, or null
     EXPIRY_TYPE = "expiry_type"  # the expiry key does not have the configured unit
@@ -83,7 +84,8 @@ class KeySpec:
     """Which fields to extract from each record.
 
     - ``format``: "json", "avro" (``avro`` then says where the schemas are), "protobuf" (``protobuf`` says
-      which message), "cloudevents" (a path is the name of an attribute) or "raw".
+      which message), "cloudevents" (a path is the name of an attribute), "debezium" (a path begins in the
+      envelope; needs ``on_null`` "unique") or "raw".
     - ``key``: the fields that make two records the same: dotted paths (``user.id``), ``@key``, ``@value``
       or ``@header:NAME`` (the last header of that name). Empty: no dedup; all digests are zero.
     - ``expiry_key``: a dotted path, ``@timestamp`` or ``@header:NAME``. None: records don't age; all
@@ -130,7 +132,8 @@ class Extraction:
     - ``expiry`` int64[n], in the spec's unit; iso8601 gives microseconds since the epoch.
     - ``digests`` uint64[n, 2]: high and low half of the key's XXH3-128.
     - ``errors``: at most one for each row, by ascending row. Their expiry and digest are zero.
-    - ``nulls``: rows with a null value that are no errors, ascending. They have no expiry key, so it is zero.
+    - ``nulls``: rows with a null value that are no errors, ascending; also those that the format lets pass.
+      They have no expiry key, so it is zero.
     - ``origins``: the origins' values as found, empty if the spec names none; ``times_us`` int64[n]: event
       times in microseconds since the epoch, INT64_MIN for a row without one.
     - ``contents`` uint32[n]: digests of the content, 0 for errors and null values; None if the spec names no

@@ -78,6 +78,16 @@ def test_cloud_events(structured: bool) -> None:
     assert columns_of(detected, batch)[1]["time"] == ["2024-05-01T00:00:00Z"]
 
 
+@pytest.mark.parametrize("with_schema", [True, False])
+def test_change_events_of_debezium(with_schema: bool) -> None:
+    event = {"source": {"connector": "mysql", "pos": 5}, "op": "c", "before": None, "after": {"id": 7}}
+    batch = sample(as_json({"schema": {"x": 1}, "payload": event} if with_schema else event))
+    detected = detect_format(batch)
+    assert detected.format == "debezium"
+    assert set(detected.fields) == {"source.connector", "source.pos", "op", "before", "after.id"}
+    assert columns_of(detected, batch)[1]["after.id"] == [7]
+
+
 ORDER: dict[str, Any] = {
     "type": "record",
     "name": "Order",

@@ -18,7 +18,15 @@ import numpy as np
 from replayfilter.core.columns import pack, unpack
 from replayfilter.core.period_study import PeriodStudy
 from replayfilter.core.stamp import STAMP_BYTES, Stamp, parse_stamps
-from replayfilter.formats import AvroSpec, Extractor, KeySpec, ProtobufSpec, RecordColumns, build_extractor
+from replayfilter.formats import (
+    AvroSpec,
+    Extractor,
+    KeySpec,
+    ProtobufSpec,
+    RecordColumns,
+    build_extractor,
+    debezium,
+)
 from replayfilter.formats.avro.shape import SchemaError, shape_of
 from replayfilter.service.tools.advised_config import config_text
 from replayfilter.service.tools.topic_sample import look
@@ -140,6 +148,18 @@ def cloud_events(data: bytes) -> None:
     extract(CLOUDEVENTS[len(data) % 2], RecordColumns(values, headers=headers))
 
 
+DEBEZIUM = [
+    build_extractor(KeySpec("debezium", key, expiry, "ms", on_null="unique"))
+    for key, expiry in ((debezium.KEY, debezium.EXPIRY_KEY), (("source.pos", "payload.op"), "ts_ms"))
+]
+
+
+def change_events(data: bytes) -> None:
+    """Debezium's change events, with and without schemas; a record without a key may pass."""
+    values = split(data)
+    extract(DEBEZIUM[len(data) % 2], RecordColumns(values, values[::-1]))
+
+
 INNER = {
     "type": "record", "name": "In",
     "fields": [{"name": "id", "type": "long"}, {"name": "b", "type": "boolean"}],
@@ -243,7 +263,10 @@ def samples(data: bytes) -> None:
     times = np.frombuffer((data + bytes(8 * n))[: 8 * n], np.int64)
     columns = RecordColumns(values, values[::-1], times.tolist(), headers)
     finding = look(columns, (), "", None, 1_714_556_700_000)
-    spec = KeySpec(finding.detected.format, finding.key, finding.time.field, finding.time.unit)
+    on_null = "unique" if finding.has_nulls else "error"
+    spec = KeySpec(
+        finding.detected.format, finding.key, finding.time.field, finding.time.unit, on_null=on_null
+    )
     extract(build_extractor(spec), columns)
     options = {names[0]: names[-1]}
     choice = PeriodStudy("ms", 0).result().choices[0]
@@ -283,6 +306,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "json": json_values,
     "raw": raw_values,
     "cloudevents": cloud_events,
+    "debezium": change_events,
     "protobuf": protobuf_values,
     "avro": avro_values,
     "avro-prefix": avro_prefixes,

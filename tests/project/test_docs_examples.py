@@ -56,7 +56,7 @@ def completed(block: str) -> str:
     whole, given = tomllib.loads(REST), tomllib.loads(block)
     if given.keys() >= whole.keys():
         return block
-    if given.get("input", {}).get("format") == "cloudevents":  # which sets these keys itself
+    if given.get("input", {}).get("format") in ("cloudevents", "debezium"):  # which set these keys
         del whole["dedup"]["key"], whole["dedup"]["expiry_key"]
     for section, keys in given.items():
         whole[section] = whole.get(section, {}) | keys

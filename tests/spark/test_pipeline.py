@@ -14,11 +14,11 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
 from replayfilter.core.routing import Route
-from replayfilter.core.rules import Rules
+from replayfilter.core.rules import OnNull, Rules
 from replayfilter.core.stamp import Stamp
 from replayfilter.demo.stream import Headers
 from replayfilter.errors import CheckpointError, DeliveryError
-from replayfilter.formats import KeySpec
+from replayfilter.formats import KeySpec, debezium
 from replayfilter.kafka.admin import Cluster
 from replayfilter.spark.pipeline_settings import Output
 from tests.support.pipelines import Pipeline, order, record
@@ -146,6 +146,39 @@ def test_cloudevents_of_both_modes(bootstrap: str, tmp_path: Path) -> None:
     (error,) = pipeline.read(Route.ERROR)
     assert dict(error.headers)["rf-reason"] == b"cloudevent"
     assert error.headers[-3:] == place("events", 1, 2)
+
+
+def test_changes_that_debezium_wrote_again(bootstrap: str, tmp_path: Path) -> None:
+    keys = KeySpec("debezium", debezium.KEY, debezium.EXPIRY_KEY, debezium.UNIT, on_null="unique")
+    rules = Rules(replay=False, period=60_000, span=1_000, on_null=OnNull.UNIQUE)
+    pipeline = Pipeline(bootstrap, tmp_path, "changes", keys=keys, rules=rules, output_stamp="none")
+
+    def change(row: int, written: int, op: str = "u", snapshot: str = "false") -> bytes:
+        source = {"connector": "mysql", "file": "f", "pos": 5, "row": row, "ts_ms": NOW, "snapshot": snapshot}
+        return json.dumps({"payload": {"op": op, "source": source, "ts_ms": written}}).encode()
+
+    snapshot, delete, create = change(0, 1, "r", "last"), change(2, 2, "d"), change(2, 2, "c")
+    pipeline.publish([
+        record(snapshot, b"1", 1),
+        record(change(0, 2), b"1", 1),
+        record(change(1, 2), b"1", 1),
+        record(delete, b"1", 1),
+        record(None, b"1", 1),
+        record(create, b"2", 0),
+    ])  # fmt: skip
+    pipeline.run_once()
+    again = [snapshot, change(1, 9), None, change(3, 9), b"{}"]
+    pipeline.publish([*(record(value, b"1", 1) for value in again), record(change(2, 9, "c"), b"2", 0)])
+    pipeline.run_once()
+    unique = [(row.key, row.value) for row in pipeline.read(Route.UNIQUE) if row.partition == 1]
+    assert unique == [
+        (b"1", value)
+        for value in (snapshot, change(0, 2), change(1, 2), delete, None, snapshot, None, change(3, 9))
+    ]
+    assert pipeline.counts("unique") == [6, 3]
+    assert pipeline.values(Route.DUPLICATE) == [change(2, 9, "c"), change(1, 9)]
+    (error,) = pipeline.read(Route.ERROR)
+    assert dict(error.headers)["rf-reason"] == b"debezium"
 
 
 def test_state_survives_a_restart_and_a_repeated_batch_changes_nothing(

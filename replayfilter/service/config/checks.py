@@ -170,6 +170,10 @@ def _nulls(config: Config) -> Iterator[Problem]:
     if on_null != "error" and config.input.format == "raw":
         message = f'{setting}: with input.format = "raw" a null is a value like any other; remove it'
         yield Problem("input.on_null", message, ("input.format",))
+    if on_null != "unique" and config.input.format == "debezium":
+        message = f'{setting}: with input.format = "debezium" null values are tombstones and pass; remove it'
+        yield Problem("input.on_null", message, ("input.format",))
+        return
     if on_null == "key" and config.input.stamp == "key":
         message = (
             f'{setting}: the record\'s key is its stamp, which is different for each record; use "unique", '

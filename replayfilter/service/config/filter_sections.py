@@ -56,14 +56,14 @@ class Dedup(Section):
         "The fields of the dedup key: two records in which all are equal are the same.",
         [["event_id"], ["shop", "order.id"]],
         unit="list of paths (`user.id`), `@key`, `@value`, `@header:NAME`",
-        unset='required; `["source", "id"]` with `input.format = "cloudevents"`',
+        unset='required, except with `input.format = "cloudevents"` or `"debezium"`',
     )
     expiry_key: str = setting(
         "",
         'The field that ages a record. Not needed with `clock = "none"` and `match = "window"`.',
         ["ts"],
         unit="a path, `@timestamp` or `@header:NAME`",
-        unset='required; `"time"` in `iso8601` with `input.format = "cloudevents"`',
+        unset='required, except with `input.format = "cloudevents"` or `"debezium"`',
     )
     unit: Literal["s", "ms", "us", "ns", "iso8601", "integer"] = setting(
         "ms",

@@ -115,11 +115,12 @@ class Input(Section):
         unit="list of topics",
         unset=REQUIRED,
     )
-    format: Literal["json", "avro", "protobuf", "cloudevents", "raw"] = setting(
+    format: Literal["json", "avro", "protobuf", "cloudevents", "debezium", "raw"] = setting(
         "json",
         "The format of the values. `avro` and `protobuf` need the sections of that name. `cloudevents`: "
-        "fields are the attributes of CloudEvents, in headers or in the value. Values in `raw` have no "
-        "fields: only `@` names can be used.",
+        "fields are the attributes of CloudEvents, in headers or in the value. `debezium`: change events in "
+        "JSON, see [Filter change data](../guides/filter-change-data.md). Values in `raw` have no fields: "
+        "only `@` names can be used.",
         ["raw"],
     )
     on_null: Literal["error", "unique", "key"] = setting(

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.errors import ConfigError
-from replayfilter.formats import cloudevents
+from replayfilter.formats import cloudevents, debezium
 from replayfilter.service.config.checks import broken_rules
 from replayfilter.service.config.environment import SECTIONS_WITH_OPTIONS, environment_tables
 from replayfilter.service.config.model import Config, keys_by_section
@@ -95,16 +95,28 @@ def _with_flat_options(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_keys_of_format(tables: dict[str, Any]) -> dict[str, Any]:
-    """``tables`` with the keys that CloudEvents give dedup, unless they are set."""
+    """``tables`` with the keys that CloudEvents and Debezium set, unless they are set."""
     source, dedup = tables.get("input"), tables.get("dedup", {})
-    if not isinstance(source, dict) or source.get("format") != "cloudevents" or not isinstance(dedup, dict):
+    form = source.get("format") if isinstance(source, dict) else None
+    if form not in ("cloudevents", "debezium") or not isinstance(dedup, dict):
         return tables
-    dedup = {"key": list(cloudevents.KEY), **dedup}
+    events = cloudevents if form == "cloudevents" else debezium
+    dedup = {"key": list(events.KEY), **dedup}
     if "expiry_key" not in dedup and dedup.get("clock", "tuple") in _CLOCKS_OF_TIME:
-        dedup["expiry_key"] = cloudevents.EXPIRY_KEY
-    if dedup.get("expiry_key") == cloudevents.EXPIRY_KEY:
-        dedup = {"unit": cloudevents.UNIT, **dedup}
-    return tables | {"dedup": dedup}
+        dedup["expiry_key"] = events.EXPIRY_KEY
+    if dedup.get("expiry_key") == events.EXPIRY_KEY:
+        dedup = {"unit": events.UNIT, **dedup}
+    tables = tables | {"dedup": dedup}
+    if form == "debezium":
+        # A connector stamps nothing, and its keys are those of the rows.
+        defaults = {"input": {"stamp": "none", "on_null": "unique"}, "output": {"stamp": "header"}}
+        for section, keys in defaults.items():
+            if isinstance(given := tables.get(section, {}), dict):
+                tables = tables | {section: {**keys, **given}}
+        given = tables.get("replay", {})
+        if tables["input"]["stamp"] == "none" and isinstance(given, dict):
+            tables = tables | {"replay": {"enabled": False, **given}}
+    return tables
 
 
 def _location_as_given(location: ErrorLocation, old_names: Mapping[str, str]) -> ErrorLocation:

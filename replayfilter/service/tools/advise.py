@@ -168,9 +168,9 @@ def _print_finding(console: Console, request: Request, finding: Finding) -> None
     table.add_column("dedup key", no_wrap=True)
     for name in ("repeated by", "with other content"):
         table.add_column(name, justify="right")
-    by_user = bool(request.key) or detected.format == "cloudevents"
-    for number, each in enumerate(finding.keys[: SHOWN_CANDIDATES + by_user]):
-        shares = ("", "") if by_user and not number else (f"{each.repeated:.2%}", f"{each.changed:.2%}")
+    given = bool(request.key) or detected.format in ("cloudevents", "debezium")
+    for number, each in enumerate(finding.keys[: SHOWN_CANDIDATES + given]):
+        shares = ("", "") if given and not number else (f"{each.repeated:.2%}", f"{each.changed:.2%}")
         table.add_row(f"{'> ' if not number else '  '}{' + '.join(each.fields)}", *shares)
     console.print(table, highlight=False)
     table = Table(box=None, pad_edge=False)
@@ -217,7 +217,7 @@ def _print_result(console: Console, sample: Sample, result: Result, choice: Choi
 
 
 def _left_out(sample: Sample, result: Result) -> str:
-    counts = {"replays": sample.replays, "null values": sample.nulls, "in the future": result.future}
+    counts = {"replays": sample.replays, "always unique": sample.passing, "in the future": result.future}
     counts |= {f"errors ({reason})": count for reason, count in sample.errors.most_common()}
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 

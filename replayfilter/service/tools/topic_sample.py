@@ -20,9 +20,16 @@ from replayfilter.core.period_study import PeriodStudy, Rows
 from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.stamp import STAMP_HEADER, parse_stamps
 from replayfilter.errors import ConfigError, UnknownSchemas
-from replayfilter.formats import AvroSpec, Extraction, KeySpec, RecordColumns, build_extractor
+from replayfilter.formats import (
+    AvroSpec,
+    Extraction,
+    KeySpec,
+    RecordColumns,
+    build_extractor,
+    cloudevents,
+    debezium,
+)
 from replayfilter.formats.candidates import KeyCandidate, TimeCandidate, key_candidates, time_candidates
-from replayfilter.formats.cloudevents import KEY
 from replayfilter.formats.detect import Detected, columns_of, detect_format, stamp_location
 from replayfilter.kafka.chunk_reader import ChunkReader, InputChunk
 from replayfilter.kafka.time_slices import Ranges
@@ -30,6 +37,7 @@ from replayfilter.service.config.filter_sections import Dedup
 
 LOOKED_AT_BYTES = 64_000_000  # of values by which format and fields are found
 KAFKA_TIME = TimeCandidate("@timestamp", "ms", 0)
+_PRESETS = {"cloudevents": cloudevents, "debezium": debezium}  # which know their keys
 _METADATA = ("@key", "@value", KAFKA_TIME.field)
 
 
@@ -37,8 +45,8 @@ _METADATA = ("@key", "@value", KAFKA_TIME.field)
 class Finding:
     """What a look at ``records`` records has shown: format, stamps, and fields for the two keys.
 
-    ``keys``, ``times``: the proposed ones first, and at least one of each. ``has_nulls``, ``has_keys``:
-    whether records have null values, and keys that are no stamps.
+    ``keys``, ``times``: the proposed ones first, and at least one of each. ``has_nulls``: whether there are
+    null values that the format can't read. ``has_keys``: whether records have keys that are no stamps.
     """
 
     records: int
@@ -62,12 +70,15 @@ class Finding:
 
 @dataclass(slots=True)
 class Sample:
-    """What was read: the study, and how many records are not in it and why."""
+    """What was read: the study, and how many records are not in it and why.
+
+    ``passing``: without a key, and always unique.
+    """
 
     study: PeriodStudy
     records: int = 0
     replays: int = 0
-    nulls: int = 0
+    passing: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -92,14 +103,17 @@ def look(
     times.append(KAFKA_TIME)
     if key:
         keys.insert(0, KeyCandidate(tuple(key), 0.0, 0.0))
-    elif detected.format == "cloudevents":  # the specification's own rule
-        keys.insert(0, KeyCandidate(KEY, 0.0, 0.0))
+    elif detected.format in _PRESETS:
+        keys.insert(0, KeyCandidate(_PRESETS[detected.format].KEY, 0.0, 0.0))
+    if detected.format in _PRESETS:
+        times.sort(key=lambda each: each.field != _PRESETS[detected.format].EXPIRY_KEY)
     if expiry_key:
         if expiry_key not in [each.field for each in times]:
             shown = ", ".join(each.field for each in times)
             raise ConfigError([f"--expiry-key {expiry_key}: is no time in most records; use one of {shown}"])
         times.sort(key=lambda each: each.field != expiry_key)
-    has_nulls = detected.format != "raw" and any(value is None for value in batch.values)
+    has_nulls = detected.format == "debezium" or any(value is None for value in batch.values)
+    has_nulls &= detected.format != "raw"
     has_keys = stamp != "key" and any(own is not None for own in batch.keys)
     return Finding(len(batch.values), detected, stamp, has_nulls, has_keys, keys, times)
 
@@ -111,7 +125,9 @@ def _check_fields(form: str, stamp: str, key: Sequence[str], expiry_key: str) ->
             ["--key @key: the record's key is its stamp, which is different for each record; choose fields"]
         )
     try:
-        build_extractor(KeySpec("json" if form == "avro" else form, tuple(key), expiry_key or None, "ms"))
+        on_null = "unique" if form == "debezium" else "error"
+        form = "json" if form == "avro" else form  # for which no schema is needed
+        build_extractor(KeySpec(form, tuple(key), expiry_key or None, "ms", on_null=on_null))
     except ConfigError as error:
         options = {"dedup.key": "--key", "dedup.expiry_key": "--expiry-key"}
         texts = [text.partition(": ") for text in error.errors]
@@ -195,7 +211,7 @@ def _study(chunk: InputChunk, extract: _Extraction, marks: ReplayFilter, stamp: 
         passed[rows] = marks.accept_many(parse_stamps(stamps).take(rows))
         sample.replays += len(rows) - int(passed.sum())
     nulls = list(extraction.nulls)
-    sample.nulls += int(passed[nulls].sum())
+    sample.passing += int(passed[nulls].sum())
     passed[nulls] = False
     rows = np.flatnonzero(passed)
     sample.study.add(

@@ -80,6 +80,27 @@ def test_cloudevents_set_the_key_and_what_ages_events() -> None:
     assert "not an attribute" in errors_of(input=wrong, dedup=nothing | {"key": ["data.id"]})[0]
 
 
+def test_debezium_sets_what_connectors_need() -> None:
+    nothing = {"key": None, "expiry_key": None, "unit": None}
+    config = config_with(input={"format": "debezium", "stamp": None}, dedup=nothing)
+    assert (config.dedup.key[:2], config.dedup.expiry_key, config.dedup.unit) == (
+        ["@key", "source"],
+        "source.ts_ms",
+        "ms",
+    )
+    assert (config.input.stamp, config.input.on_null, config.replay.enabled) == ("none", "unique", False)
+    assert config.output.stamp == "header"
+    given = {"format": "debezium", "stamp": "header"}
+    config = config_with(input=given, dedup={"key": ["after.id"]}, output={"stamp": "none"})
+    assert (config.dedup.key, config.input.stamp, config.replay.enabled) == (["after.id"], "header", True)
+    assert (config.dedup.expiry_key, config.output.stamp) == ("ts", "none")
+    wrong = {"format": "debezium", "stamp": None, "on_null": "key"}
+    assert errors_of(input=wrong, dedup=nothing) == [
+        'input.on_null = "key": with input.format = "debezium" null values are tombstones and pass; remove it'
+    ]
+    assert "not a table" in errors_of(input={"format": "debezium"}, replay=5, output=[], dedup=nothing)[0]
+
+
 def test_all_errors_are_reported_at_once_with_path_and_remedy(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(ALL_WRONG)

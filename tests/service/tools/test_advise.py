@@ -195,6 +195,29 @@ def test_cloud_events_null_values_and_bytes(bootstrap: str, tmp_path: Path) -> N
     assert load(tmp_path / f"{opaque}.toml").dedup.key == ["@value"]
 
 
+def test_changes_that_debezium_wrote_again(bootstrap: str, tmp_path: Path) -> None:
+    topic, path = new_topic(bootstrap, "changes"), tmp_path / "changes.toml"
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for written, number in enumerate([*range(100), *range(80, 120)]):
+        source = {"connector": "mysql", "pos": number, "ts_ms": START_MS + number}
+        source["snapshot"] = "true" if number < 10 else "false"
+        event = {"op": "u", "ts_ms": START_MS + written * 10, "source": source, "after": {"id": number % 5}}
+        producer.produce(topic, json.dumps(event), str(number % 5), timestamp=START_MS + written * 10)
+        if number == 50:
+            producer.produce(topic, None, b"0", timestamp=START_MS + written * 10)
+    producer.flush()
+    code, output = advise(topic, "--bootstrap", bootstrap, "--output", str(path))
+    assert code == 0, output
+    assert "format debezium" in output
+    assert "not counted below: 11 always unique" in output
+    assert "20 records repeat a key" in output
+    config = load(path)
+    assert (config.dedup.key[:2], config.dedup.expiry_key) == (["@key", "source"], "source.ts_ms")
+    assert (config.input.on_null, config.output.stamp) == ("unique", "header")
+    code, output = advise(topic, "--bootstrap", bootstrap, "--key", "source.pos")
+    assert (code, "20 records repeat a key" in output) == (0, True), output
+
+
 def test_options_with_secrets_are_not_written(bootstrap: str, tmp_path: Path) -> None:
     topic, path = new_topic(bootstrap, "secret"), tmp_path / "secret.toml"
     publish(bootstrap, topic, orders(10, 1), 1)
