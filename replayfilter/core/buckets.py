@@ -119,8 +119,11 @@ class Buckets:
 
     def evict(self, latest: int) -> None:
         """Drop the buckets all of whose keys have expired at this latest point."""
-        horizon = latest - self.rules.period  # keys at or below are expired
-        self.drop({bucket for bucket in self.entries if (bucket + 1) * self.rules.span - 1 <= horizon})
+        self.drop({bucket for bucket in self.entries if self.is_expired(bucket, latest)})
+
+    def is_expired(self, bucket: int, latest: int) -> bool:
+        """Whether all keys that can be in a bucket have expired at this latest point."""
+        return (bucket + 1) * self.rules.span - 1 <= latest - self.rules.period
 
     def drop(self, buckets: Set[int]) -> None:
         """Drop these buckets with all their runs."""
