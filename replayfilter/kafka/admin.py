@@ -156,6 +156,17 @@ class Cluster:
         self._await_leaders(created)
         return created
 
+    def members(self, group: str) -> list[str]:
+        """The hosts of the group's members. A service stays one for session.timeout.ms after its end."""
+        futures = self._admin.describe_consumer_groups([group], request_timeout=self._limit)
+        try:
+            answer = self._answer(futures[group], f"the members of group {group!r}")
+        except BrokerError as error:
+            if _code(error) == KafkaError.GROUP_ID_NOT_FOUND:
+                return []
+            raise
+        return [str(member.host) for member in answer.members]
+
     def committed(
         self, group: str, partitions: Iterable[InputPartition], *, stable: bool = True
     ) -> dict[InputPartition, int]:

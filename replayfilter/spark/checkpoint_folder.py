@@ -6,6 +6,7 @@ The same operations on Hadoop's file systems are in hadoop_folder.py.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Protocol
@@ -28,7 +29,7 @@ class CheckpointFolder(Protocol):
         """Replace a file atomically: a reader finds the old content or the new."""
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file, or a subfolder with all that is in it."""
 
     def names(self, folder: str) -> list[str]:
         """The names in a subfolder; empty if the subfolder does not exist."""
@@ -68,8 +69,12 @@ class LocalFolder:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
-        (self.path / name).unlink()
+        """Remove a file, or a subfolder with all that is in it."""
+        path = self.path / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
     def names(self, folder: str) -> list[str]:
         """The names in a subfolder; empty if the subfolder does not exist."""

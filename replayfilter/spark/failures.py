@@ -18,8 +18,8 @@ _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+(?:Exception|Error)): (.+)$", re.MUL
 _PYTHON = re.compile(r"^(\w[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
-def explain(text: str) -> ReplayfilterError:
-    r"""The error in the text of a StreamingQueryException.
+def explain(text: str, again: str = "start the service again, which loses nothing") -> ReplayfilterError:
+    r"""The error in the text of a StreamingQueryException; ``again``: what to do about one that isn't ours.
 
     >>> explain("Traceback ...\nreplayfilter.errors.DeliveryError: lane x-0 is lost; try again\n")
     DeliveryError('lane x-0 is lost; try again')
@@ -34,8 +34,7 @@ def explain(text: str) -> ReplayfilterError:
         return kind([sentence]) if kind is errors.ConfigError else kind(sentence)
     found = _PYTHON.findall(text) or _CAUSE.findall(text) or text.strip().splitlines()[:1] or ["no message"]
     return ReplayfilterError(
-        f"the query failed: {found[-1].strip()}; start the service again, which loses nothing, and report "
-        "this as a bug if it happens again"
+        f"the query failed: {found[-1].strip()}; {again}, and report this as a bug if it happens again"
     )
 
 

@@ -61,7 +61,7 @@ class HadoopFolder:
             stream.close()
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file, or a subfolder with all that is in it."""
         with storage_errors(self.location):
             self._files.delete(self._path(name))
 

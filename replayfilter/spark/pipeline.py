@@ -24,7 +24,7 @@ from replayfilter.spark.route import Router
 from replayfilter.spark.source import SourceSettings, decoded_rows, with_last_batch
 
 OBSERVED, ROWS = "counts", "rows"  # the observation and its column that carry the counts in the progress
-_NEVER = "spark_partition_id() < -1"  # false, but the optimizer can't tell; it does tell with rand() < 0
+NEVER = "spark_partition_id() < -1"  # false, but the optimizer can't tell; it does tell with rand() < 0
 
 
 def build_pipeline(
@@ -82,4 +82,4 @@ def observe_counts(counted: DataFrame) -> DataFrame:
 
 
 def _only(kind: int) -> str:
-    return f"kind = {kind} OR {_NEVER}"
+    return f"kind = {kind} OR {NEVER}"

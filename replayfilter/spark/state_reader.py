@@ -47,7 +47,7 @@ def read_shards(checkpoint: CheckpointFolder, spark: str) -> list[ShardState]:
             first = (str(error).strip().splitlines() or ["no reason given"])[0]
             raise CheckpointError(
                 f"the state in {checkpoint.location} can't be read: {first}; restore it from a backup, or "
-                "start with a new service.checkpoint and --from-committed"
+                "set a new service.checkpoint and fill it with: replayfilter rebuild CONFIG"
             ) from error
 
 

@@ -15,6 +15,7 @@ from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.checkpoint import Identity
 from replayfilter.service.runtime.preflight import Findings, inspect
 from replayfilter.spark.checkpoint_folder import LocalFolder
+from tests.support.service_process import wait_for
 
 ROUTES = ("unique", "duplicate", "expired", "error")
 numbers = itertools.count()
@@ -67,9 +68,19 @@ class Deployment:
     def commit(self, offsets: dict[int, int], metadata: str = "") -> None:
         at = [TopicPartition(self.name, partition, offset, metadata) for partition, offset in offsets.items()]
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(self.name, at)])[self.name].result(
-            30
-        )
+
+        def is_done() -> bool:  # a broker that does not know a new topic yet refuses its partitions
+            asked = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(self.name, at)])
+            return all(found.error is None for found in asked[self.name].result(30).topic_partitions)
+
+        wait_for(is_done, 30, "the offsets were not committed")
+
+    def delete_before(self, offsets: dict[tuple[str, int], int]) -> None:
+        """Delete the records before these offsets, as retention does."""
+        at = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for future in admin.delete_records(at).values():
+            future.result(30)
 
     def started(self, end: dict[int, int], finished: bool = True) -> Identity:
         """Write the checkpoint of a service whose first batch ended at ``end``, as Spark 4.0 writes it."""

@@ -26,11 +26,11 @@ from replayfilter.spark.batch_range import BATCH
 class ServiceProcess:
     """A running service with its JVM and Python workers; its output goes to ``log``."""
 
-    def __init__(self, config: Path, *arguments: str) -> None:
+    def __init__(self, config: Path, *arguments: str, command: str = "run") -> None:
         self.log = config.with_suffix(".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "replayfilter", "run", str(config), *arguments],
+                [sys.executable, "-m", "replayfilter", command, str(config), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""Commands that prepare and run a service: run, check, topics and advise."""
+"""Commands that prepare and run a service: run, check, topics, advise and rebuild."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(check)
     app.command()(topics)
     app.command()(advise)
+    app.command()(rebuild)
 
 
 def run(
@@ -169,3 +170,33 @@ def advise(
     except KeyboardInterrupt:
         console.print("interrupted; nothing was written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def rebuild(
+    context: typer.Context,
+    path: ConfigFile,
+    uncommitted: Annotated[
+        Uncommitted | None,
+        typer.Option("--uncommitted", help="Where to begin in partitions without a committed offset."),
+    ] = None,
+    foreign: Annotated[
+        bool,
+        typer.Option("--foreign", help="Remember records of other programs in the output topics, too."),
+    ] = False,
+) -> None:
+    """Write a new checkpoint that remembers what the service has delivered, from the topics."""
+    from replayfilter.service.runtime.checkpoint import open_checkpoint, owned
+    from replayfilter.service.runtime.preflight import inspect
+    from replayfilter.service.tools.rebuild import rebuild_job as job
+
+    config, console = load(path), Console()
+    job.check_rebuildable(config, foreign)
+    level = "warn" if wants_debug(context) else "off"
+    checkpoint = open_checkpoint(config, level)
+    with owned(config, checkpoint) as shared:
+        job.prepare_checkpoint(checkpoint)
+        findings = inspect(config, from_committed=True, uncommitted=uncommitted)
+        if findings.errors:
+            print_errors(*(text.replace("CONFIG", str(path)) for text in findings.errors))
+            raise typer.Exit(FAILED)
+        job.rebuild(config, findings, checkpoint, console, shared, level, foreign)

@@ -92,7 +92,8 @@ class Dedup(Section):
     bucket_span: str | int = setting(
         "",
         "The width of the buckets in which keys are forgotten. Narrow buckets free memory sooner and make "
-        "each batch slightly slower. The first start stores it in the checkpoint; it can't be changed later.",
+        "each batch slightly slower. The first start stores it in the checkpoint; to change it later, "
+        "[rebuild](../guides/rebuild.md) the checkpoint.",
         ["5m"],
         unit="like `period`, and no longer",
         unset="a twelfth of `period`, rounded down, at least one unit",
@@ -114,7 +115,7 @@ class Dedup(Section):
         "input",
         "Where equal keys make duplicates. `input`: in all input partitions together. `partition`: only "
         "within an input partition, which is faster, and exact if equal keys always come in the same "
-        "partition. Part of the state: it can't be changed for an existing checkpoint.",
+        "partition. Part of the state: to change it, [rebuild](../guides/rebuild.md) the checkpoint.",
         ["partition"],
     )
     max_future: Duration = setting(
@@ -151,8 +152,8 @@ class Dedup(Section):
     remember_first: bool = setting(
         False,
         "Each duplicate carries the header `rf-first`: the `topic/partition/offset` of the first record "
-        "with its key. Costs 12 more bytes per remembered key. Part of the state: it can't be changed for "
-        "an existing checkpoint.",
+        "with its key. Costs 12 more bytes per remembered key. Part of the state: to change it, "
+        "[rebuild](../guides/rebuild.md) the checkpoint.",
         [True],
     )
     cache: Annotated[Bytes, Field(ge=1_000_000)] = setting(

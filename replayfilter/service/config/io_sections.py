@@ -53,8 +53,9 @@ class Service(Section):
     shards: int = setting(
         0,
         "The number of partitions of the state, and of delivery lanes: no more tasks than this work at the "
-        "same time. The first start stores it in the checkpoint; it can't be changed later. `0`: the number "
-        "of cores of a local master; a cluster needs a number.",
+        "same time. The first start stores it in the checkpoint; to change it later, "
+        "[rebuild](../guides/rebuild.md) the checkpoint. `0`: the number of cores of a local master; a "
+        "cluster needs a number.",
         [16],
         unit="0 to 1024",
         ge=0,

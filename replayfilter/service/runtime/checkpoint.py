@@ -5,6 +5,7 @@
 <service.checkpoint>/lock                 locked while a service uses the checkpoint, in a local folder
 <service.checkpoint>/owner.json           the same elsewhere: rewritten while a service uses the checkpoint
 <service.checkpoint>/spark/               Spark's own checkpoint: offsets, commits, state
+<service.checkpoint>/rebuilding           there while a rebuild writes Spark's checkpoint, before the identity
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from replayfilter.spark.checkpoint_folder import CheckpointFolder, LocalFolder
 
 FORMAT = 1
 IDENTITY, DECISIONS, LOCK, OWNER, SPARK = "replayfilter.json", "decisions.json", "lock", "owner.json", "spark"
+REBUILDING = "rebuilding"
+_REBUILD = "replayfilter rebuild CONFIG"
 # The JVM of a killed service notices within a second that its driver has gone, but may first have to finish a
 # write or a full garbage collection of 2 GB. A running service keeps the lock much longer than this.
 LOCK_SECONDS = 10.0
@@ -181,10 +184,10 @@ def differences(kept: Identity, asked: Identity) -> list[str]:
     for name, path in _CONFIG_KEYS.items():
         was, now = getattr(kept, name), getattr(asked, name)
         if was != now:
+            fresh = "to start with an empty state" if name == "service" else f"and fill it with: {_REBUILD}"
             found[path] = (
                 f"{path}: the checkpoint was created with {json.dumps(was)}, but the config says "
-                f"{json.dumps(now)}; set it back, or set a new service.name and service.checkpoint to start "
-                "with an empty state"
+                f"{json.dumps(now)}; set it back, or set a new service.checkpoint {fresh}"
             )
     if kept.cluster_id != asked.cluster_id:
         return [
@@ -233,8 +236,8 @@ def progress_to(checkpoint: CheckpointFolder, last: int) -> SparkProgress:
         return SparkProgress(start, dict(end.ends))
     except ValueError as error:
         raise CheckpointError(
-            f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or start with a new "
-            "service.checkpoint and --from-committed"
+            f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or set a new "
+            f"service.checkpoint and fill it with: {_REBUILD}"
         ) from None
 
 

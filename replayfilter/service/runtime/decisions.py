@@ -86,8 +86,8 @@ class RecordedDecisions:
             )
         self._info(f"the schema registry does not know the ids {listed}; their records are errors")
         begun_with = _apply(recorded, wanted) if recorded is not None else wanted
-        self._write(_decisions_of(_with_unknown(begun_with, ids)), since)
-        return _with_unknown(wanted, ids)
+        self._write(_decisions_of(with_unknown(begun_with, ids)), since)
+        return with_unknown(wanted, ids)
 
     def _was_routed(self, batch: int) -> bool:
         """Whether an attempt of this batch got as far as writing the state after it.
@@ -192,7 +192,8 @@ def _with_registry(keys: KeySpec, now: KeySpec) -> KeySpec:
     return replace(keys, avro=replace(keys.avro, registry=now.avro.registry, options=now.avro.options))
 
 
-def _with_unknown(settings: PipelineSettings, ids: Collection[int]) -> PipelineSettings:
+def with_unknown(settings: PipelineSettings, ids: Collection[int]) -> PipelineSettings:
+    """The settings in which the schemas ``ids`` are unknown, too."""
     spec = settings.keys.avro
     assert spec is not None, "only Avro has schema ids"
     unknown = tuple(dict.fromkeys([*spec.unknown, *sorted(ids)]))[:MAX_UNKNOWN]

@@ -20,6 +20,7 @@ from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.checkpoint import (
     DECISIONS,
     IDENTITY,
+    REBUILDING,
     SPARK,
     Identity,
     Offsets,
@@ -229,7 +230,9 @@ def _read_identity(checkpoint: CheckpointFolder, errors: list[str]) -> tuple[Ide
     started = bool(checkpoint.names(f"{SPARK}/offsets"))
     content = checkpoint.read(IDENTITY)
     if content is None:
-        if started or checkpoint.names("offsets") or checkpoint.names("commits"):
+        if checkpoint.read(REBUILDING) is not None:
+            errors.append("service.checkpoint: a rebuild was interrupted; run: replayfilter rebuild CONFIG")
+        elif started or checkpoint.names("offsets") or checkpoint.names("commits"):
             errors.append(
                 f"service.checkpoint: it holds Spark's files but no {IDENTITY}, so it belongs to another "
                 "query or is damaged; set another folder"
@@ -248,9 +251,10 @@ def _checkpoint_lost(config: Config, committed: dict[InputPartition, int]) -> st
     more = ", ..." if len(committed) > 3 else ""
     return (
         f"service.checkpoint = {config.service.checkpoint}: is empty, but according to Kafka service "
-        f'"{config.service.name}" has delivered records ({some}{more}); restore the checkpoint, or continue '
-        "from these offsets with --from-committed: no input record is delivered twice, but the remembered "
-        "keys and marks are lost, so replays and duplicates of earlier records count as unique"
+        f'"{config.service.name}" has delivered records ({some}{more}); write a new one from what the topics '
+        "still have with: replayfilter rebuild CONFIG, or continue from these offsets with --from-committed: "
+        "no input record is delivered twice, but the remembered keys and marks are lost, so replays and "
+        "duplicates of earlier records count as unique"
     )
 
 
@@ -356,7 +360,7 @@ def _begin_of_unknown(
     holding = sorted(partition for partition in unknown if ends[partition] > begins[partition])
     if holding and uncommitted is None:
         errors.append(
-            f'--from-committed: consumer group "{config.service.name}" has no committed offset for '
+            f'consumer group "{config.service.name}" has no committed offset for '
             f"{_listed(holding)}, so it is not known what was delivered of them; begin there with "
             "--uncommitted earliest (records may be delivered twice) or --uncommitted latest (records may be "
             "left out)"

@@ -64,5 +64,5 @@ def test_the_scope_belongs_to_the_state() -> None:
     (message,) = differences(IDENTITY, within)
     assert message == (
         'dedup.scope: the checkpoint was created with "input", but the config says "partition"; set it back, '
-        "or set a new service.name and service.checkpoint to start with an empty state"
+        "or set a new service.checkpoint and fill it with: replayfilter rebuild CONFIG"
     )

@@ -20,6 +20,7 @@ def test_a_lost_checkpoint_needs_from_committed(deployment: Deployment) -> None:
     deployment.commit({1: 3})
     (error,) = deployment.inspect().errors
     assert f"{deployment.name}-1 up to 3" in error
+    assert "replayfilter rebuild CONFIG" in error
     assert "--from-committed" in error
     decided = deployment.inspect(from_committed=True)
     assert (decided.errors, decided.starting) == ([], {deployment.name: {0: 0, 1: 3}})

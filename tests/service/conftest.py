@@ -1,4 +1,4 @@
-"""What several modules of this folder ask for."""
+"""What several modules of these folders ask for."""
 
 from __future__ import annotations
 

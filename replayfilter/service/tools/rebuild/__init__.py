@@ -1,0 +1,1 @@
+"""``replayfilter rebuild``: a new checkpoint from what Kafka still has of a service."""
