@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from replayfilter.core.buckets import RunStore
 from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError
@@ -32,17 +34,25 @@ _NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
 
 
 def read_shards(checkpoint: CheckpointFolder, spark: str) -> list[ShardState]:
-    """The state of every shard after the last finished batch, with all marks in it. Starts and stops Spark.
+    """The state of every shard after the last finished batch, with all marks in it; as :func:`read_state`."""
+    return read_state(checkpoint, spark, lambda _: [])[0]
 
-    ``spark``: the name of Spark's own folder in the checkpoint. From another file system than the local one,
-    the whole state is copied into a temporary folder first. Raises CheckpointError if the state can't be
-    read, StorageError if its file system can't, and MissingDependency without Java.
+
+def read_state(
+    checkpoint: CheckpointFolder, spark: str, wanted: Callable[[list[ShardState]], Iterable[str]]
+) -> tuple[list[ShardState], RunStore]:
+    """The state of every shard after the last finished batch, and a store of the runs that are ``wanted``.
+
+    Starts and stops Spark. The states have all marks in them. ``wanted`` gets them as they are stored, and
+    returns the names of runs. ``spark``: the name of Spark's own folder in the checkpoint. From another file
+    system than the local one, the whole state is copied into a temporary folder first. Raises CheckpointError
+    if the state can't be read, StorageError if its file system can't, and MissingDependency without Java.
     """
     with tempfile.TemporaryDirectory(prefix="replayfilter-state-") as folder:
         local = checkpoint.on_disk(spark, Path(folder))
         try:
             _link(local, Path(folder, "view"))
-            return _read(Path(folder, "view"))
+            return _read(Path(folder, "view"), wanted)
         except (PySparkException, OSError, ValueError, KeyError) as error:
             first = (str(error).strip().splitlines() or ["no reason given"])[0]
             raise CheckpointError(
@@ -51,23 +61,28 @@ def read_shards(checkpoint: CheckpointFolder, spark: str) -> list[ShardState]:
             ) from error
 
 
-class _ReadRuns:
-    """The runs of marks that were read, as the store that they were written to."""
+class StoredRuns:
+    """The runs that were read, as the store that they were written to."""
 
     def __init__(self, runs: dict[str, bytes]) -> None:
         self._runs = runs
 
     def read(self, name: str) -> bytes:
+        """The run with this name; KeyError if it was not read."""
         return self._runs[name]
 
     def write(self, name: str, data: bytes) -> None:
+        """Not possible."""
         raise NotImplementedError("the state of a stopped service is only read")
 
     def drop(self, name: str) -> None:
+        """Not possible."""
         raise NotImplementedError("the state of a stopped service is only read")
 
 
-def _read(view: Path) -> list[ShardState]:
+def _read(
+    view: Path, wanted: Callable[[list[ShardState]], Iterable[str]]
+) -> tuple[list[ShardState], RunStore]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
     settings: dict[str, bool | float | int | str | None] = {
@@ -85,12 +100,13 @@ def _read(view: Path) -> list[ShardState]:
         states = reader.option("stateVarName", "shard").load(f"file:{view}").select("value.state")
         shards = [ShardState.from_bytes(bytes(row[0])) for row in states.collect()]
         names = {bytes.fromhex(entry.name) for shard in shards for entry in shard.marks.runs}
-        store = _ReadRuns({})
-        if names:  # few have so many sources
+        names |= {bytes.fromhex(name) for name in wanted(shards)}
+        store = StoredRuns({})
+        if names:
             runs = reader.option("stateVarName", "runs").load(f"file:{view}")
             found = runs.select("user_map_key.name", "user_map_value.run").where(f.col("name").isin([*names]))
-            store = _ReadRuns({bytes(name).hex(): bytes(run) for name, run in found.collect()})
-        return [replace(shard, marks=MarkTable.of(shard.marks.all(store))) for shard in shards]
+            store = StoredRuns({bytes(name).hex(): bytes(run) for name, run in found.collect()})
+        return [replace(shard, marks=MarkTable.of(shard.marks.all(store))) for shard in shards], store
     finally:
         spark.stop()
 

@@ -1,4 +1,4 @@
-"""Commands that inspect a service: top, verify and state. ``state`` can also change marks."""
+"""Commands that inspect a service: top, verify, explain and state. ``state`` can also change marks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(top)
     app.command()(verify)
+    app.command()(explain)
     app.command()(state)
 
 
@@ -38,6 +39,28 @@ def verify(path: ConfigFile) -> None:
 
     if not verify_outputs(load(path), Console()):
         raise typer.Exit(FAILED)
+
+
+def explain(
+    path: ConfigFile,
+    record: Annotated[
+        str, typer.Option(metavar="TOPIC/PARTITION/OFFSET", help="A record in an input or an output topic.")
+    ],
+    with_state: Annotated[
+        bool, typer.Option("--state/--no-state", help="Read the state too, if the service is stopped.")
+    ] = True,
+    find_first: Annotated[
+        bool,
+        typer.Option("--find-first", help="Search the unique topic for the record that a duplicate repeats."),
+    ] = False,
+) -> None:
+    """Explain one record: its stamp and key, where it was written and why, and what the state says now."""
+    from replayfilter.service.tools.explain.explain import Explainer
+    from replayfilter.service.tools.explain.record_search import parse_address
+
+    address = parse_address(record)
+    for line in Explainer(load(path)).lines(address, with_state, find_first):
+        typer.echo(f"{line.about:<14}{line.text}")
 
 
 def state(

@@ -15,7 +15,7 @@ from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.formats import AvroSpec, KeySpec, ProtobufSpec
 from replayfilter.kafka.admin import Topic
 from replayfilter.service.config.model import Config
-from replayfilter.service.runtime.checkpoint import SPARK, local_folder
+from replayfilter.service.runtime.checkpoint import SPARK, Identity, local_folder
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.runtime.roster_poller import watermark_rules
 from replayfilter.settings.variables import expand
@@ -55,40 +55,11 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         topics=tuple(config.input.topics),
         starting=findings.starting or config.input.starting,
         topic_ids=dict(identity.topic_ids),
-        keys=KeySpec(
-            format=config.input.format,
-            key=tuple(identity.key),
-            expiry_key=identity.expiry_key or None,
-            unit=config.expiry_unit,
-            avro=_avro(config) if config.input.format == "avro" else None,
-            protobuf=_protobuf(config) if config.input.format == "protobuf" else None,
-            origin=config.watermark.origin or None if config.watermark.enabled else None,
-            time=config.watermark.time or None if config.watermark.enabled else None,
-            time_unit=config.watermark.unit,
-            on_null=config.input.on_null,
-            content=tuple(config.compared_fields),
-        ),
+        keys=key_spec_of(config, identity),
         stamp=config.input.stamp,
         upstream=_upstream(config),
         on_invalid=config.replay.on_invalid if config.replay.enabled else "pass",
-        rules=Rules(
-            replay=config.replay.enabled,
-            mark_ttl_us=config.replay.mark_ttl,
-            max_sources=config.replay.max_sources,
-            dedup=dedup.enabled,
-            clock=Clock(identity.clock),
-            period=config.period_units,
-            span=identity.span,
-            match=Match(identity.match),
-            scope=Scope(identity.scope),
-            unit=config.length_unit,
-            max_jump=dedup.max_jump,
-            remember_first=identity.remember_first,
-            refresh=dedup.enabled and dedup.refresh,
-            content=content_name(config.compared_fields) if config.compared_fields else "",
-            watermark=_watermark(config, findings) if config.watermark.enabled else None,
-            on_null=OnNull(config.input.on_null),
-        ),
+        rules=rules_of(config, identity, _watermark(config, findings) if config.watermark.enabled else None),
         max_future_us=dedup.max_future,
         outputs=outputs,
         output_stamp=config.output.stamp,
@@ -105,6 +76,47 @@ def pipeline_settings_of(config: Config, findings: Findings) -> PipelineSettings
         batch_bytes=service.batch_bytes,
         interval_us=service.interval,
         cache_bytes=dedup.cache,
+    )
+
+
+def key_spec_of(config: Config, identity: Identity) -> KeySpec:
+    """Which fields are read from each record, and how. Reads the schema files that the config names."""
+    watermark = config.watermark
+    return KeySpec(
+        format=config.input.format,
+        key=tuple(identity.key),
+        expiry_key=identity.expiry_key or None,
+        unit=config.expiry_unit,
+        avro=_avro(config) if config.input.format == "avro" else None,
+        protobuf=_protobuf(config) if config.input.format == "protobuf" else None,
+        origin=watermark.origin or None if watermark.enabled else None,
+        time=watermark.time or None if watermark.enabled else None,
+        time_unit=watermark.unit,
+        on_null=config.input.on_null,
+        content=tuple(config.compared_fields),
+    )
+
+
+def rules_of(config: Config, identity: Identity, watermark: WatermarkRules | None) -> Rules:
+    """How records are decided."""
+    dedup = config.dedup
+    return Rules(
+        replay=config.replay.enabled,
+        mark_ttl_us=config.replay.mark_ttl,
+        max_sources=config.replay.max_sources,
+        dedup=dedup.enabled,
+        clock=Clock(identity.clock),
+        period=config.period_units,
+        span=identity.span,
+        match=Match(identity.match),
+        scope=Scope(identity.scope),
+        unit=config.length_unit,
+        max_jump=dedup.max_jump,
+        remember_first=identity.remember_first,
+        refresh=dedup.enabled and dedup.refresh,
+        content=content_name(config.compared_fields) if config.compared_fields else "",
+        watermark=watermark,
+        on_null=OnNull(config.input.on_null),
     )
 
 

@@ -64,12 +64,17 @@ def test_check_and_run_warn_of_an_old_name(tmp_path: Path) -> None:
     assert warning in started.stderr.splitlines()
 
 
-def test_redrive_reports_wrong_options_before_it_connects(tmp_path: Path) -> None:
+def test_redrive_and_explain_report_wrong_options_before_they_connect(tmp_path: Path) -> None:
     path = str(config_in(tmp_path))
     result = runner.invoke(app, ["redrive", path, "--reason", "jason", "--since", "yesterday"])
     assert (result.exit_code, result.stdout) == (2, "")
     starts = ["--reason jason: there is no such reason; use one of", "--since yesterday: not a time"]
     assert all(map(str.startswith, result.stderr.splitlines(), starts))
+    result = runner.invoke(app, ["explain", path, "--record", "orders"])
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--record orders: write TOPIC/PARTITION/OFFSET, such as orders/3/41\n",
+    )
 
 
 def test_a_wrong_config_stops_every_command_before_it_does_anything(tmp_path: Path) -> None:

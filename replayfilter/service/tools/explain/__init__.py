@@ -1,0 +1,1 @@
+"""``replayfilter explain``: the way of one record, from the input to where it was written."""
