@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         "bucket evicted one too early", "keys are forgotten within their period", "replayfilter.core.buckets",
-        "if (bucket + 1) * self.rules.span - 1 <= horizon}", "if bucket * self.rules.span - 1 <= horizon}",
+        "(bucket + 1) * self.rules.span - 1 <= latest", "bucket * self.rules.span - 1 <= latest",
     ),
     Mutant(
         "run named without its content", "the cache gives another attempt's run", "replayfilter.core.buckets",
