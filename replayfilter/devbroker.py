@@ -125,6 +125,14 @@ class DevBroker:
     ) -> None:
         self.stop()
 
+    def properties(self) -> str:
+        """Return the content of server.properties."""
+        return _SERVER.format(port=self._port, controller=self._controller, data=self.folder)
+
+    def java_options(self) -> list[str]:
+        """Return options for the broker's Java: those in KAFKA_OPTS, as in Kafka's own scripts."""
+        return os.environ.get("KAFKA_OPTS", "").split()
+
     def start(self) -> None:
         """Format the data folder if it is new, start Kafka, and return as soon as it answers a client."""
         if self._java is not None:
@@ -137,10 +145,10 @@ class DevBroker:
             )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server, logging = self.folder / "server.properties", self.folder / "log4j2.properties"
-        server.write_text(_SERVER.format(port=self._port, controller=self._controller, data=self.folder))
+        server.write_text(self.properties())
         logging.write_text(_LOGGING)
-        options = os.environ.get("KAFKA_OPTS", "").split()  # as in Kafka's own scripts
-        kafka = [command, *_JVM, *options, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", jars]
+        options = [*_JVM, *self.java_options(), f"-Dlog4j2.configurationFile={logging.as_uri()}"]
+        kafka = [command, *options, "-cp", jars]
         try:
             if not (self.folder / "log" / "meta.properties").exists():
                 self._format(kafka, server)

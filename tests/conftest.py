@@ -14,7 +14,7 @@ from tests.support.clients import clients, hanging_steps
 settings.register_profile("steady", deadline=None, print_blob=True)  # a busy machine is no failure
 settings.load_profile("steady")
 
-_BROKERS = {"broker", "bootstrap", "own_broker", "stored"}
+_BROKERS = {"broker", "bootstrap", "own_broker", "secure", "stored"}
 _before = {"clients": 0, "hanging": 0}
 
 

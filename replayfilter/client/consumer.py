@@ -176,9 +176,10 @@ class FilteringConsumer:
                 if error is not None:
                     if error.code() == KafkaError._PARTITION_EOF:
                         continue
+                    place = f"{message.topic()}[{message.partition()}]" if message.topic() else "the group"
                     raise BrokerError(
-                        f"{message.topic()}[{message.partition()}] can't be read: {error.str()}; check the "
-                        "topic and the permission to read it"
+                        f"{place} can't be read: {error.str()}; check the topic, and the permissions to read "
+                        "it and to use the group"
                     )
                 self._pending.append(message)
             if self._passes(self._pending[0]):

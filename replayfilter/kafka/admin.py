@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import (
     IsolationLevel,
@@ -48,6 +48,8 @@ _OPEN_TRANSACTION = (
     "wait 5 minutes until Kafka does"
 )
 
+_REFUSED_CONNECTIONS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
+
 _URL_SAFE = str.maketrans("+/", "-_")
 _Answer = TypeVar("_Answer")
 
@@ -77,8 +79,14 @@ class Cluster:
         self._limit = limit
         # every failure is raised; the client's log would repeat it once per second
         self._settings = client_settings(bootstrap, options) | {"log_level": 0}
+        self._refusal: _Refusal | None = None
+        if admin is not None:  # not `or` below: the length of an admin client is 0
+            self._admin = admin
+            return
+        self._refusal = _Refusal()
+        settings: dict[str, Any] = {**self._settings, "error_cb": self._refusal}
         try:
-            self._admin = AdminClient(self._settings) if admin is None else admin  # not `or`: its length is 0
+            self._admin = AdminClient(settings)
         except KafkaException as error:
             raise refused_setting(error) from error
 
@@ -105,6 +113,39 @@ class Cluster:
             # Kafka's tools write ids in URL-safe base64, librdkafka in plain base64
             found[name] = Topic(str(answer.topic_id).translate(_URL_SAFE), len(answer.partitions))
         return found
+
+    def topic_operations(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
+        """What this client may do with each named topic that exists: READ, WRITE, DESCRIBE and so on.
+
+        Nothing for a topic that it may not see, whether it exists or not. None if Kafka doesn't tell.
+        """
+        futures = self._admin.describe_topics(
+            TopicCollection(list(names)), include_authorized_operations=True, request_timeout=self._limit
+        )
+        found: dict[str, frozenset[str] | None] = {}
+        for name, future in futures.items():
+            try:
+                found[name] = _operations(self._answer(future, f"topic {name!r}"))
+            except BrokerError as error:
+                if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    found[name] = frozenset()
+                elif _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+        return found
+
+    def group_operations(self, group: str) -> frozenset[str] | None:
+        """What this client may do with a consumer group; None if Kafka doesn't tell."""
+        futures = self._admin.describe_consumer_groups(
+            [group], include_authorized_operations=True, request_timeout=self._limit
+        )
+        try:
+            return _operations(self._answer(futures[group], f"the members of group {group!r}"))
+        except BrokerError as error:
+            if _code(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                return frozenset()
+            if _code(error) == KafkaError.GROUP_ID_NOT_FOUND:
+                return None
+            raise
 
     def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """All settings of each named topic, including those that it has from the broker's defaults."""
@@ -252,9 +293,35 @@ class Cluster:
         try:
             return future.result(self._limit + 1.0)
         except KafkaException as error:
-            raise _broker_error(error.args[0], self.bootstrap, question) from error
+            failure: Exception = error
+            reason: KafkaError = error.args[0]
         except TimeoutError as error:
-            raise _broker_error(KafkaError(KafkaError._TIMED_OUT), self.bootstrap, question) from error
+            failure, reason = error, KafkaError(KafkaError._TIMED_OUT)
+        if reason.code() in _UNREACHABLE and self._refusal is not None:
+            self._admin.poll(0)  # not inside of `except`: see transactions.call_in_thread
+            if self._refusal.reason is not None:
+                raise BrokerError(
+                    f"no connection to Kafka at {self.bootstrap} to ask for {question}: "
+                    f"{self._refusal.reason}; correct the security settings in [kafka.options]"
+                ) from failure
+        raise _broker_error(reason, self.bootstrap, question) from failure
+
+
+class _Refusal:
+    """Why a broker refused a connection, or the client refused the broker: TLS, or the login."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Note an error of the client's connections."""
+        if error.code() in _REFUSED_CONNECTIONS:
+            self.reason = error.str()
+
+
+def _operations(description: Any) -> frozenset[str] | None:
+    found = description.authorized_operations
+    return None if found is None else frozenset(operation.name for operation in found)
 
 
 def _broker_error(error: KafkaError, bootstrap: str, question: str) -> BrokerError:

@@ -159,7 +159,8 @@ def _translate(name: str, value: str, options: Mapping[str, str], errors: dict[s
             return {f"sasl.{key}": text for key, text in login.items()}
         errors[name] = (
             "kafka.options.sasl.jaas.config can't be read: use PlainLoginModule or ScramLoginModule "
-            'with username="..." and password="..."'
+            'with username="..." and password="..."; OAUTHBEARER has settings of its own, such as '
+            "sasl.oauthbearer.client.id"
         )
         return {}
     if name in ("ssl.truststore.location", "ssl.keystore.location"):

@@ -59,9 +59,9 @@ class RangeReader:
     """Reads ranges of offsets with one consumer, which may be used for several reads in a row.
 
     ``settings`` are a consumer's. ``group`` is only a name, since librdkafka requires a ``group.id``: the
-    reader doesn't join the group and commits nothing. ``offset_reset`` decides what happens if retention has
-    deleted the start of a range: with "error", :meth:`read` raises an error; with "earliest" it continues at
-    the first record that is still there.
+    reader doesn't join the group, commits nothing, and needs no permission for it. ``offset_reset`` decides
+    what happens if retention has deleted the start of a range: with "error", :meth:`read` raises an error;
+    with "earliest" it continues at the first record that is still there.
 
     Not for use by several threads at once. Raises :class:`ConfigError` for settings that librdkafka refuses.
     """
@@ -196,6 +196,8 @@ class RangeReader:
         step = _Step([], {}, unread, bool(messages))
         done: list[TopicPartition] = []
         for partition, error, run in _runs(messages):
+            if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client looks for the group's coordinator, which a reader doesn't need
             of_topic = partition[1] < 0  # an error that concerns all partitions
             if partition not in unread and not of_topic:
                 continue  # fetched before its range was done

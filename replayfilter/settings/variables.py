@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+
+from replayfilter.errors import ConfigError
 
 PREFIX = "REPLAYFILTER_"
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
@@ -31,6 +34,21 @@ def is_set_by_variable(path: str) -> bool:
 def expand(text: str) -> str:
     """``text`` with each ${NAME} replaced; KeyError if a variable is not set. Don't log it."""
     return _REFERENCE.sub(lambda found: os.environ[found[1]], text)
+
+
+def expanded(option: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that were given by a command's ``option``, each ${NAME} in a value replaced.
+
+    Raises ConfigError that names the variables that are not set.
+    """
+    errors = [
+        f"{option} {name}: needs the environment variable {', '.join(missing)}, which is not set; set it"
+        for name, text in given.items()
+        if (missing := unset_variables(text))
+    ]
+    if errors:
+        raise ConfigError(errors)
+    return {name: expand(text) for name, text in given.items()}
 
 
 def unset_variables(text: str) -> list[str]:

@@ -163,7 +163,7 @@ class _Answered:
 
 
 class SimAdmin:
-    """An admin client."""
+    """An admin client of a broker that doesn't tell what is allowed."""
 
     def __init__(self, settings: Settings) -> None:
         pass
@@ -171,8 +171,15 @@ class SimAdmin:
     def describe_cluster(self, request_timeout: float) -> _Answered:
         return _Answered(lambda: SimpleNamespace(cluster_id="sim"))
 
-    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, _Answered]:
+    def poll(self, seconds: float) -> int:
+        return 0
+
+    def describe_topics(
+        self, names: Any, request_timeout: float, include_authorized_operations: bool = False
+    ) -> dict[str, _Answered]:
         def answer(name: str) -> Any:
+            if include_authorized_operations:
+                return SimpleNamespace(authorized_operations=None)
             count = request("metadata", lambda broker: len(broker.topics[name]))
             return SimpleNamespace(topic_id=f"id-{name}", partitions=range(count))
 
@@ -197,8 +204,12 @@ class SimAdmin:
         answers = {at: SimpleNamespace(offset=found[at.topic, at.partition]) for at in asked}
         return {at: _Answered(lambda answer=answer: answer) for at, answer in answers.items()}  # type: ignore[misc]
 
-    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, _Answered]:
+    def describe_consumer_groups(
+        self, groups: list[str], request_timeout: float, include_authorized_operations: bool = False
+    ) -> dict[str, _Answered]:
         def answer(name: str) -> Any:
+            if include_authorized_operations:
+                return SimpleNamespace(authorized_operations=None)
             members = request("describe group", lambda broker: dict(broker.groups[name].members))
             found = [SimpleNamespace(group_instance_id=at, member_id=each) for at, each in members.items()]
             return SimpleNamespace(members=found)

@@ -16,6 +16,7 @@ from replayfilter.service.cli.terminal import (
     client_options,
     wide_console,
 )
+from replayfilter.settings.variables import expanded
 
 
 class StampLocation(StrEnum):
@@ -47,7 +48,8 @@ def doctor(
     """Check a sample of a stamped topic: sources, gaps, replays, and what would break replay filtering."""
     from replayfilter.service.tools import doctor as tool
 
-    if not tool.doctor(wide_console(), topic, bootstrap, client_options(option), stamp.value, records):
+    options = expanded("--option", client_options(option))
+    if not tool.doctor(wide_console(), topic, bootstrap, options, stamp.value, records):
         raise typer.Exit(FAILED)
 
 
@@ -74,7 +76,7 @@ def publish(
 
     console = wide_console()
     publisher = Publisher(
-        file, bootstrap, topic, client_options(option),
+        file, bootstrap, topic, expanded("--option", client_options(option)),
         job=job, identity=identity, stamp=stamp.value, partition=partition, console=console,
     )  # fmt: skip
     try:

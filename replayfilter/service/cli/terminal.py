@@ -24,7 +24,9 @@ Bootstrap = Annotated[
 Options = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", metavar="NAME=VALUE", help="A client setting under Kafka's own name; repeatable."
+        "--option",
+        metavar="NAME=VALUE",
+        help="A client setting under Kafka's own name; ${NAME} is an environment variable. Repeatable.",
     ),
 ]
 

@@ -14,6 +14,7 @@ from replayfilter.errors import BrokerError, CheckpointError, StorageError
 from replayfilter.kafka.admin import Cluster, Topic
 from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.offsets import FIRST
+from replayfilter.kafka.permissions import missing_permissions
 from replayfilter.kafka.producer_limits import BATCH_SIZE
 from replayfilter.kafka.reader import RangeReader, partition_of
 from replayfilter.service.config.model import Config
@@ -72,11 +73,15 @@ def inspect(config: Config, from_committed: bool, uncommitted: str | None = None
     checkpoint = _open_checkpoint(config, errors)
     kept, started = _read_identity(checkpoint, errors) if checkpoint else (None, False)
 
-    # 2. All topics must exist. An output topic that may cause trouble later is a warning.
+    # 2. The service must be allowed to use its topics and its group, and all topics must exist. An output
+    # topic that may cause trouble later is a warning.
     try:
         cluster = Cluster(config.kafka.bootstrap, config.client_options())
         cluster_id = cluster.id
-        topics = cluster.topics([*config.input.topics, *config.output_topics().values()])
+        outputs = config.output_topics().values()
+        if refused := missing_permissions(cluster, config.input.topics, outputs, config.service.name):
+            return Findings([*errors, *refused])
+        topics = cluster.topics([*config.input.topics, *outputs])
     except BrokerError as error:
         return Findings([*errors, str(error)])
     errors += _missing_topics(config, topics)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from replayfilter.core.period_study import SPANS, Choice, Result
-from replayfilter.errors import BrokerError, ConfigError, ReplayfilterError
+from replayfilter.errors import BrokerError, ReplayfilterError
 from replayfilter.formats import AvroSpec
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.chunk_reader import ChunkReader
@@ -25,7 +25,7 @@ from replayfilter.kafka.time_slices import time_slices
 from replayfilter.service.tools.advised_config import choose_period, config_text, secret_variables
 from replayfilter.service.tools.topic_sample import Finding, Sample, look, read_columns, read_sample
 from replayfilter.settings.durations import duration_text
-from replayfilter.settings.variables import expand, unset_variables
+from replayfilter.settings.variables import expanded
 
 LOOKED_AT = 20_000  # records by which format and fields are found
 SLICES = 100  # what stands for a batch is a hundredth of the sample
@@ -63,10 +63,10 @@ def advise_on(request: Request, console: Console) -> None:
     """
     if request.output and request.output.exists():
         raise AdviceError(f"--output {request.output}: exists already; give the name of a new file")
-    options = _expanded("--option", request.options)
+    options = expanded("--option", request.options)
     avro = None
     if request.registry:
-        given = _expanded("--registry-option", request.registry_options)
+        given = expanded("--registry-option", request.registry_options)
         avro = AvroSpec("confluent", request.registry, tuple(given.items()))
     cluster, now_ms = Cluster(request.bootstrap, options), int(time.time() * 1_000)
     topics = cluster.topics([request.topic])
@@ -123,18 +123,6 @@ def _write(console: Console, request: Request, text: str) -> None:
     for options in (request.options, request.registry_options):
         for name, variable in secret_variables(options).items():
             _say(console, f"It has no secrets: put {name} into the environment variable {variable}.")
-
-
-def _expanded(option: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The values with each ${NAME} replaced."""
-    errors = [
-        f"{option} {name}: needs the environment variable {', '.join(missing)}, which is not set; set it"
-        for name, text in given.items()
-        if (missing := unset_variables(text))
-    ]
-    if errors:
-        raise ConfigError(errors)
-    return {name: expand(text) for name, text in given.items()}
 
 
 @contextmanager
