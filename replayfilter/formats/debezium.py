@@ -84,7 +84,7 @@ class DebeziumReader:
         self, envelopes: list[dict[str, Any]], path: tuple[str, ...], keys: Sequence[bytes | None]
     ) -> list[object]:
         if path == PASSING.names:
-            sources = (envelope.get(_SOURCE) for envelope in envelopes)
+            sources = [envelope.get(_SOURCE) or {} for envelope in envelopes]
             return [bool(source) and _passes(source, key) for source, key in zip(sources, keys, strict=True)]
         if path != (_SOURCE,):
             return [_compact(look_up(envelope, path)) for envelope in envelopes]
@@ -114,7 +114,9 @@ def is_change_event(document: object) -> bool:
     """
     if isinstance(document, dict) and _SOURCE not in document:
         document = document.get(_PAYLOAD)
-    source = document.get(_SOURCE) if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        return False
+    source = document.get(_SOURCE)
     return isinstance(source, dict) and "connector" in source and _OP in document
 
 
