@@ -266,7 +266,8 @@ class StampingProducer:
     ) -> Producer:
         chosen = producer_settings(settings, transactional_id)
         try:
-            limit = Cluster("", admin=AdminClient(dict(settings))).max_message_bytes([self.topic])
+            asking = {"log_level": chosen["log_level"], **settings}
+            limit = Cluster("", admin=AdminClient(asking)).max_message_bytes([self.topic])
             if BATCH_SIZE not in settings and limit is not None:
                 chosen[BATCH_SIZE] = min(chosen[BATCH_SIZE], limit)
             return Producer(chosen | {"delivery.report.only.error": not all_reports})

@@ -24,7 +24,7 @@ from tests.support.certificates import Authority
 from tests.support.lane_service import LaneService
 from tests.support.secure_broker import SECRET, USER, WAYS, Permission, SecureBroker, service_permissions
 from tests.support.token_server import TokenServer
-from tests.support.topics import new_topic
+from tests.support.topics import new_topic, read_all
 
 REFUSED_IN_S = 4.0
 
@@ -111,6 +111,34 @@ def test_a_wrong_secret_is_named_but_not_shown(secure: SecureBroker, way: str) -
     words = "token" if way == "oauth" else "authentication"
     assert words in str(caught.value).lower()
     assert "wr0ng" not in str(caught.value)
+
+
+def test_new_tokens_are_fetched_before_the_old_ones_expire(
+    secure: SecureBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, topic = "short-lived", new_topic(secure.bootstrap, "short-lived")
+    secure.allow([Permission("topic", topic, "WRITE")], user)
+    monkeypatch.setattr(secure.tokens, "lifetime_s", 5)
+    settings = client_settings(secure.address("oauth"), secure.options("oauth", user))
+    with StampingProducer(settings, topic, 7) as producer:
+        first, offset, deadline = secure.tokens.issued[user], 0, time.monotonic() + 90
+        while secure.tokens.issued[user] < first + 4:
+            assert time.monotonic() < deadline, "no new tokens"
+            producer.produce(0, offset, b"v")
+            producer.flush(30)
+            offset += 1
+            time.sleep(0.2)
+    assert len(read_all(secure.bootstrap, topic)) == offset
+
+
+def test_a_consumer_names_the_group_that_it_may_not_use(secure: SecureBroker) -> None:
+    user, topic = "no-group", new_topic(secure.bootstrap, "no-group")
+    secure.allow([Permission("topic", topic, "READ")], user)
+    settings = client_settings(secure.address("oauth"), secure.options("oauth", user))
+    with FilteringConsumer({**settings, "group.id": "not-allowed"}) as consumer:
+        consumer.subscribe([topic])
+        with pytest.raises(BrokerError, match=r"the group can't be read: .*roup authorization failed"):
+            consumer.poll(30)
 
 
 def test_a_token_of_another_provider_is_refused(secure: SecureBroker) -> None:

@@ -33,6 +33,7 @@ WAYS = ("plain", "scram", "oauth", "mtls")  # in which a client may prove who it
 
 _MODULES = "org.apache.kafka.common.security"
 _VALIDATOR = f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+# With connections.max.reauth.ms a connection ends with its token, unless the client brings a new one in time.
 # Kafka 4.1's default validator, as the broker makes it, doesn't look at the signature of a token.
 _SECURITY = """\
 listeners={listeners},SASL://127.0.0.1:{sasl},MTLS://127.0.0.1:{mtls}
@@ -52,6 +53,7 @@ listener.name.sasl.oauthbearer.sasl.server.callback.handler.class={validator}
 sasl.oauthbearer.jwt.validator.class={modules}.oauthbearer.BrokerJwtValidator
 sasl.oauthbearer.jwks.endpoint.url={keys}
 sasl.oauthbearer.expected.audience={audience}
+connections.max.reauth.ms=3600000
 sasl.oauthbearer.expected.issuer={issuer}
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS

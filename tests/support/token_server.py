@@ -13,7 +13,7 @@ from typing import Any, Self
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-KEY_ID, AUDIENCE, TOKEN_SECONDS = "tests", "kafka", 300
+KEY_ID, AUDIENCE = "tests", "kafka"
 
 
 class TokenServer:
@@ -25,6 +25,7 @@ class TokenServer:
 
     def __init__(self, secret: str, issuer: str = "") -> None:
         self.issued: dict[str, int] = {}
+        self.lifetime_s = 300
         self._secret = secret
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         provider = self
@@ -70,12 +71,13 @@ class TokenServer:
     def _token(self, client: str) -> dict[str, Any]:
         self.issued[client] = self.issued.get(client, 0) + 1
         now = int(time.time())
-        claims = {"sub": client, "aud": AUDIENCE, "iss": self._issuer, "iat": now, "exp": now + TOKEN_SECONDS}
+        end = now + self.lifetime_s
+        claims = {"sub": client, "aud": AUDIENCE, "iss": self._issuer, "iat": now, "exp": end}
         head = {"alg": "RS256", "typ": "JWT", "kid": KEY_ID}
         signed = b".".join(_base64(json.dumps(part).encode()) for part in (head, claims))
         signature = self._key.sign(signed, padding.PKCS1v15(), hashes.SHA256())
         token = b".".join((signed, _base64(signature))).decode()
-        return {"access_token": token, "token_type": "Bearer", "expires_in": TOKEN_SECONDS}
+        return {"access_token": token, "token_type": "Bearer", "expires_in": self.lifetime_s}
 
     def _keys(self) -> dict[str, Any]:
         numbers = self._key.public_key().public_numbers()
