@@ -134,18 +134,17 @@ class Cluster:
         return found
 
     def group_operations(self, group: str) -> frozenset[str] | None:
-        """What this client may do with a consumer group; None if Kafka doesn't tell."""
+        """What this client may do with a consumer group.
+
+        None if Kafka doesn't tell, for instance since the group's coordinator is still starting.
+        """
         futures = self._admin.describe_consumer_groups(
             [group], include_authorized_operations=True, request_timeout=self._limit
         )
         try:
             return _operations(self._answer(futures[group], f"the members of group {group!r}"))
         except BrokerError as error:
-            if _code(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                return frozenset()
-            if _code(error) == KafkaError.GROUP_ID_NOT_FOUND:
-                return None
-            raise
+            return frozenset() if _code(error) == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
     def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """All settings of each named topic, including those that it has from the broker's defaults."""

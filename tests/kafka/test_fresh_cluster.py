@@ -1,7 +1,7 @@
-"""The first question for committed offsets on a new cluster, which has no group coordinator yet.
+"""The first questions about a group on a new cluster, which has no group coordinator yet.
 
-Through librdkafka's admin client this question ended the process with a segmentation fault in six of six
-tries. Each try here has its own process and its own broker.
+Through librdkafka's admin client the question for committed offsets ended the process with a segmentation
+fault in six of six tries. Each try here has its own process and its own broker.
 """
 
 from __future__ import annotations
@@ -38,3 +38,27 @@ def test_the_first_question_for_committed_offsets() -> None:
             )  # fmt: skip
         assert asked.returncode == 0, asked.stderr
         assert asked.stdout.strip() == str([{}] * GROUPS)
+
+
+ALLOWED = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from replayfilter.kafka.admin import Cluster
+
+cluster = Cluster(sys.argv[1])
+with ThreadPoolExecutor({GROUPS}) as threads:
+    found = list(threads.map(cluster.group_operations, map("group-{{}}".format, range({GROUPS}))))
+print([each is None or "READ" in each for each in found])
+"""
+
+
+@pytest.mark.slow
+def test_the_first_question_for_what_is_allowed() -> None:
+    for _ in range(TRIES):
+        with DevBroker() as broker:
+            asked = subprocess.run(
+                [sys.executable, "-c", ALLOWED, broker.bootstrap],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.strip() == str([True] * GROUPS)
