@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS
@@ -19,12 +19,14 @@ from replayfilter.errors import BrokerError, CheckpointError, ConfigError
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.checkpoint import IDENTITY, REBUILDING
+from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.tools.rebuild import rebuild_plan
 from replayfilter.service.tools.rebuild.rebuild_job import check_rebuildable, prepare_checkpoint, summary
 from replayfilter.service.tools.rebuild.rebuild_plan import (
     Reading,
     await_end_of_service,
     check_unmoved,
+    end_open_transactions,
     plan_reading,
 )
 from replayfilter.spark.checkpoint_folder import LocalFolder
@@ -33,7 +35,7 @@ from tests.support.configs import config_with
 from tests.support.deployment import Deployment
 from tests.support.example_plan import settings_with
 from tests.support.halves import Halves
-from tests.support.service_process import ServiceProcess, wait_for
+from tests.support.service_process import Checkpoint, ServiceProcess, wait_for
 
 PARTITIONS = 4
 
@@ -175,6 +177,23 @@ def test_a_transaction_that_is_open_in_an_output_is_waited_for(
     assert reading_of(deployment).ranges[unique, 1] == (0, 2)  # the record, and the transaction's marker
 
 
+def test_the_transaction_of_a_killed_service_is_ended(deployment: Deployment) -> None:
+    deployment.create()
+    deployment.write(1, partition=0)
+    deployment.commit({0: 1})
+    unique, lane = f"{deployment.name}.unique", f"{deployment.name}-1"
+    plan = pipeline_settings_of(config_from(deployment.data()), deployment.inspect(from_committed=True))
+    killed = Producer({"bootstrap.servers": deployment.bootstrap, "transactional.id": lane, "log_level": 0})
+    killed.init_transactions()
+    killed.begin_transaction()
+    killed.produce(unique, b"v", partition=1)
+    killed.flush()
+    end_open_transactions(plan, deployment.cluster)
+    assert reading_of(deployment).ranges[unique, 1] == (0, 2)  # the aborted record, and the marker
+    with pytest.raises(KafkaException):
+        killed.commit_transaction()
+
+
 def test_offsets_that_move_during_a_rebuild_are_noticed(deployment: Deployment) -> None:
     deployment.create()
     deployment.write(9, partition=0)
@@ -233,16 +252,21 @@ def test_the_summary_says_what_is_not_known() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_rebuilt_service_goes_on_as_if_nothing_was_lost(bootstrap: str, tmp_path: Path) -> None:
-    """With other shards than before, and after a rebuild that was killed."""
+    """A service is killed, and its checkpoint is lost; the rebuild is killed, too.
+
+    The service goes on with other shards than before.
+    """
     name, halves = "rebuild-command", Halves(6_000, PARTITIONS)
     for topic in (name, *(f"{name}.{route}" for route in OUTPUTS)):
         create_topic(bootstrap, topic, PARTITIONS)
-    config = write_config(tmp_path, bootstrap, name)
+    config = write_config(tmp_path, bootstrap, name, batch_records=900)
     text = config.read_text().replace("[input]", '[kafka.options]\n"session.timeout.ms" = "6000"\n[input]')
     config.write_text(text)
     checkpoint = tmp_path / "checkpoint"
     publish(bootstrap, name, halves.first)
-    assert replayfilter("run", config, "--once").returncode == 0
+    with ServiceProcess(config) as service:
+        service.await_change(lambda: Checkpoint(checkpoint).committed() >= 1)
+        service.kill(service.pids())
     assert "there is a checkpoint already" in replayfilter("rebuild", config).stderr
     shutil.rmtree(checkpoint)
     assert "replayfilter rebuild" in replayfilter("run", config, "--once").stderr

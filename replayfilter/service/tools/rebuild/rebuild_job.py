@@ -27,6 +27,7 @@ from replayfilter.service.tools.rebuild.rebuild_plan import (
     Reading,
     await_end_of_service,
     check_unmoved,
+    end_open_transactions,
     plan_reading,
 )
 from replayfilter.spark.checkpoint_folder import CheckpointFolder
@@ -96,6 +97,7 @@ def rebuild(
     plan = replace(pipeline_settings_of(config, findings), log_level=log_level)
     cluster = Cluster(config.kafka.bootstrap, config.client_options())
     await_end_of_service(cluster, config.service.name, console.print)
+    end_open_transactions(plan, cluster)
     reading = plan_reading(config, findings, cluster)
     topics, outputs = findings.topics, config.output_topics().values()
     pids = own_pids(cluster.id, config.service.name, topics, config.input.topics, outputs)

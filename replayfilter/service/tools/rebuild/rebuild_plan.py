@@ -6,13 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaException, Producer
+
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster
+from replayfilter.kafka.client_settings import lane_settings
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.reader import Range
+from replayfilter.kafka.transactions import LaneStats, discard, initialise
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.preflight import Findings
+from replayfilter.spark.pipeline_settings import PipelineSettings
 
 MEMBER_SECONDS = 60.0  # a service stays a member of its group for session.timeout.ms, 45 s, after its end
 SETTLE_SECONDS = 10.0  # the end of a transaction is written in milliseconds
@@ -52,6 +57,32 @@ def await_end_of_service(
             )
         told = True
         time.sleep(POLL_SECONDS)
+
+
+def end_open_transactions(settings: PipelineSettings, cluster: Cluster) -> None:
+    """End the transactions that a killed service has left open, as its next start would.
+
+    Those of other lanes, if the service had more shards, end by their timeout. Raises BrokerError if Kafka
+    refuses that.
+    """
+    outputs = {
+        (output.topic, number) for output in settings.outputs.values() for number in range(output.partitions)
+    }
+    if not _pending(cluster, sorted(outputs))[1]:
+        return
+    own = lane_settings(settings.bootstrap, settings.options) | {"log_level": 0}  # every failure is raised
+    for lane in range(settings.lanes):
+        id_ = f"{settings.service}-{lane}"
+        producer = Producer(own | {"transactional.id": id_})
+        try:
+            initialise(producer, LaneStats())
+        except KafkaException as error:
+            raise BrokerError(
+                f"the transaction of {id_} could not be ended: {error.args[0].str()}; check that the service "
+                "may use this transactional id, or wait 5 minutes until Kafka ends it"
+            ) from error
+        finally:
+            discard(producer)
 
 
 def plan_reading(config: Config, findings: Findings, cluster: Cluster) -> Reading:
@@ -104,8 +135,7 @@ def _settled_ends(cluster: Cluster, partitions: list[InputPartition]) -> dict[In
     """The ends of output partitions, once no transaction is open in them."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        ends, written = cluster.end_offsets(partitions), cluster.written_ends(partitions)
-        pending = sorted(partition for partition in partitions if ends[partition] < written[partition])
+        ends, pending = _pending(cluster, partitions)
         if not pending:
             return ends
         if time.monotonic() > deadline:
@@ -115,6 +145,14 @@ def _settled_ends(cluster: Cluster, partitions: list[InputPartition]) -> dict[In
                 "delivery; wait 5 minutes until Kafka ends it, and rebuild again"
             )
         time.sleep(POLL_SECONDS)
+
+
+def _pending(
+    cluster: Cluster, partitions: list[InputPartition]
+) -> tuple[dict[InputPartition, int], list[InputPartition]]:
+    """The ends of partitions as a reader sees them, and the partitions in which a transaction is open."""
+    ends, written = cluster.end_offsets(partitions), cluster.written_ends(partitions)
+    return ends, sorted(partition for partition in partitions if ends[partition] < written[partition])
 
 
 def _deleted(lost: list[InputPartition], begins: dict[InputPartition, int], what: str) -> list[str]:
