@@ -34,12 +34,23 @@ from replayfilter.kafka.offsets import PENDING, Committed, GroupOffsets
 ANSWER_LIMIT_S = 10.0  # a cluster that is up answers in milliseconds; longer only keeps the user waiting
 BROKER_DEFAULT = -1  # the replication factor that the broker is configured with
 LEADER_POLL_S = 0.02  # a new topic has its leaders after about 50 ms
+LEADER_LIMIT_S = 60.0  # with thousands of new partitions on a busy broker it takes more than 10 s
 
 _UNREACHABLE = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
+}
+
+# While a partition is new, or its leader moves, client and broker may each know of another leader.
+_NO_LEADER = {
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
 }
 
 _OPEN_TRANSACTION = (
@@ -259,34 +270,36 @@ class Cluster:
         partitions: Iterable[InputPartition],
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+        leader_limit: float | None = None,
     ) -> dict[InputPartition, int]:
-        asked = {TopicPartition(topic, number): spec for topic, number in partitions}
-        if not asked:
-            return {}
-        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._limit)
+        missing = {TopicPartition(topic, number): spec for topic, number in partitions}
         found: dict[InputPartition, int] = {}
-        for at, future in futures.items():
-            question = f"the offsets of partition {at.partition} of topic {at.topic!r}"
-            found[at.topic, at.partition] = self._answer(future, question).offset
+        deadline = time.monotonic() + (leader_limit or self._limit)
+        while missing:
+            futures = self._admin.list_offsets(
+                missing, isolation_level=isolation, request_timeout=self._limit
+            )
+            for at, future in futures.items():
+                question = f"the offsets of partition {at.partition} of topic {at.topic!r}"
+                try:
+                    found[at.topic, at.partition] = self._answer(future, question).offset
+                except BrokerError as error:
+                    if _code(error) not in _NO_LEADER or time.monotonic() > deadline:
+                        raise
+                else:
+                    del missing[at]
+            if missing:
+                time.sleep(LEADER_POLL_S)
         return found
 
     def _await_leaders(self, names: list[str]) -> None:
         """Wait until new topics have leaders: a topic exists a little before it can be written to."""
         deadline = time.monotonic() + self._limit
-        while True:
-            made = self.topics(names)
-            partitions = [
-                (name, number) for name, topic in made.items() for number in range(topic.partitions)
-            ]
-            try:
-                self.end_offsets(partitions)
-            except BrokerError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                if len(made) == len(names) or time.monotonic() > deadline:
-                    return
+        while len(made := self.topics(names)) < len(names) and time.monotonic() < deadline:
             time.sleep(LEADER_POLL_S)
+        partitions = [(name, number) for name, topic in made.items() for number in range(topic.partitions)]
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not in its stubs
+        self._offsets(partitions, latest, leader_limit=LEADER_LIMIT_S)
 
     def _answer(self, future: Future[_Answer], question: str) -> _Answer:
         try:
@@ -329,6 +342,11 @@ def _broker_error(error: KafkaError, bootstrap: str, question: str) -> BrokerErr
             f"no Kafka broker answered at {bootstrap} when asked for {question}: start one there (for "
             "development `replayfilter broker`), or correct kafka.bootstrap and the security settings in "
             "[kafka.options]"
+        )
+    if error.code() in _NO_LEADER:
+        return BrokerError(
+            f"Kafka at {bootstrap} has no leader for {question}: {error.str()}; see that all brokers are up, "
+            "then try again"
         )
     return BrokerError(
         f"Kafka at {bootstrap} refused {question}: {error.str()}; correct the config, or grant the "

@@ -8,6 +8,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from replayfilter.errors import BrokerError, ConfigError
 from replayfilter.kafka.admin import Cluster
@@ -36,6 +37,16 @@ def test_topics_are_created_once_and_can_be_written_to_immediately(bootstrap: st
     assert made[topic].partitions == 3
     assert list(made) == [topic]
     assert cluster.end_offsets((topic, n) for n in range(3)) == {(topic, n): 0 for n in range(3)}
+
+
+def test_offsets_of_partitions_that_have_no_leader_yet(bootstrap: str, topic: str) -> None:
+    """Kafka answers "not leader" for a moment, for new partitions and when a leader moves."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    cluster = Cluster(bootstrap, admin=admin)
+    for future in admin.create_topics([NewTopic(topic, 400, 1)]).values():
+        future.result()
+    partitions = [(topic, number) for number in range(400)]
+    assert cluster.end_offsets(partitions) == dict.fromkeys(partitions, 0)
 
 
 def test_a_topic_created_again_has_another_id(bootstrap: str, topic: str) -> None:
