@@ -100,6 +100,7 @@ def draw(
             found = [panel.figures(run) for run in chosen if run["system"] == name]
             if medians := [statistics.median(values) for values in zip(*filter(None, found), strict=True)]:
                 mark(axis, row, medians, COLORS.get(name.partition("-")[0], SPARK))
+        axis.set_visible(axis.has_data())  # a rate may be measured with few partitions only
     for axis in axes[0]:  # each column shares its scale; it leaves room for the texts
         high = axis.get_xlim()[1]
         axis.set_xlim(*((10, high * 25) if axis.get_xscale() == "log" else (0, high * 1.2)))

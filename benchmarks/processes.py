@@ -87,7 +87,7 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "cpu": cpu,
         "memory": f"{memory:.0f} GiB",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "java": java_version.split('"')[1],
         "pyspark": version("pyspark"),
