@@ -51,6 +51,7 @@ _NO_LEADER = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError._NOENT,  # of librdkafka, if no partition that is asked for has a leader
 }
 
 _OPEN_TRANSACTION = (
@@ -345,8 +346,8 @@ def _broker_error(error: KafkaError, bootstrap: str, question: str) -> BrokerErr
         )
     if error.code() in _NO_LEADER:
         return BrokerError(
-            f"Kafka at {bootstrap} has no leader for {question}: {error.str()}; see that all brokers are up, "
-            "then try again"
+            f"Kafka at {bootstrap} has no leader for {question}: {error.str()}; see that the topic exists "
+            "and all brokers are up, then try again"
         )
     return BrokerError(
         f"Kafka at {bootstrap} refused {question}: {error.str()}; correct the config, or grant the "

@@ -42,10 +42,10 @@ def test_topics_are_created_once_and_can_be_written_to_immediately(bootstrap: st
 def test_offsets_of_partitions_that_have_no_leader_yet(bootstrap: str, topic: str) -> None:
     """Kafka answers "not leader" for a moment, for new partitions and when a leader moves."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    cluster = Cluster(bootstrap, admin=admin)
-    for future in admin.create_topics([NewTopic(topic, 400, 1)]).values():
+    cluster = Cluster(bootstrap, limit=60, admin=admin)
+    for future in admin.create_topics([NewTopic(topic, 200, 1)]).values():
         future.result()
-    partitions = [(topic, number) for number in range(400)]
+    partitions = [(topic, number) for number in range(200)]
     assert cluster.end_offsets(partitions) == dict.fromkeys(partitions, 0)
 
 
