@@ -16,13 +16,13 @@ compared side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.buckets import Buckets, Found
-from replayfilter.core.clock.expiry import aged, latest_points
+from replayfilter.core.clock.expiry import aged, behind, latest_points
 from replayfilter.core.columns import Columns
 from replayfilter.core.key_run import OFFSET
 from replayfilter.core.rules import Rules
@@ -65,11 +65,13 @@ class Verdicts:
     """Which of n candidates are duplicates, and of what.
 
     ``duplicate`` bool[n]. ``accepted``: the columns that are kept, of the record that each duplicate repeats,
-    and of each other record itself.
+    and of each other record itself. ``apart`` uint64[d]: how far the latest point at each of d duplicates is
+    ahead of the record that it repeats, in any order; empty where that isn't known.
     """
 
     duplicate: NDArray[np.bool_]
     accepted: Columns
+    apart: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
 
 def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
@@ -106,7 +108,26 @@ def find_duplicates(candidates: Candidates, buckets: Buckets) -> Verdicts:
     new = order[moved]
     kept = {name: column[new] for name, column in accepted.items()}
     buckets.add(candidates.hi[new], candidates.lo[new], candidates.expiry[new], bucket[new], kept)
-    return Verdicts(duplicate, accepted)
+    if not rules.keeps_ages or rules.refresh:  # with refresh, the age isn't that of the accepted record
+        return Verdicts(duplicate, accepted)
+    return Verdicts(duplicate, accepted, _apart(candidates, order, starts, known, found, by))
+
+
+def _apart(
+    candidates: Candidates,
+    order: NDArray[np.intp],
+    starts: NDArray[np.bool_],
+    known: Found,
+    found: NDArray[np.bool_],
+    by: NDArray[np.intp],
+) -> NDArray[np.uint64]:
+    """``Verdicts.apart``; the arguments are as in :func:`_within_period`, or its result."""
+    rows = np.flatnonzero(found)
+    repeated = by[rows]
+    remembered = known.newest[(np.cumsum(starts) - 1)[rows]]
+    since = np.where(repeated == _REMEMBERED, remembered, candidates.expiry[order[repeated]])
+    latest = candidates.latest[order[rows]]
+    return np.where(since > latest, np.uint64(0), behind(latest, since))
 
 
 def _ever_accepted(starts: NDArray[np.bool_], known: Found) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:

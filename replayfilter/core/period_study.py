@@ -2,7 +2,7 @@
 
 A study is given the records that a service would read, slice by slice. A slice stands for a batch: a record's
 latest point is that of the slices before, or the largest expiry key so far in its own input partition. From
-this follow, for each period in :data:`PERIODS_US`, the routes that the service would decide with
+this follow, for each period in ``clock/periods.py``, the routes that the service would decide with
 ``match = "window"`` and the clock ``tuple``; the rules are those of ``dedup.py`` and ``clock/expiry.py``.
 
 - *Lateness*: how far a record is behind its latest point. It is expired unless the period is longer.
@@ -22,17 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfilter.core.clock.expiry import aged, behind, latest_points
+from replayfilter.core.clock.periods import BUCKETS, PERIODS_US, buckets_of, periods_in
 from replayfilter.core.clock.units import UNIT_NS, UNKNOWN
 from replayfilter.core.digest import DIGEST_BYTES
 
-_MINUTE, _HOUR, _DAY = 60 * 10**6, 3600 * 10**6, 86_400 * 10**6
-PERIODS_US = (
-    10 * 10**6,
-    *(count * _MINUTE for count in (1, 5, 15)),
-    *(count * _HOUR for count in (1, 3, 6, 12)),
-    *(count * _DAY for count in (1, 2, 3, 7, 14, 30)),
-)
 CAPACITY = 1_000_000  # records that a study keeps; each takes 56 bytes, and three times that in the end
+FARTHEST = 100_000  # times the length of a sample: it says nothing about longer periods
 SPANS = 12  # bucket spans in a period, by default
 _INNER = 0.9  # the share of the expiry keys, from the middle, that says how long the sample is
 _AGE_LIMIT = 1 << 32  # bucket spans above this have ages of 8 bytes
@@ -74,8 +69,7 @@ class Result(NamedTuple):
     - ``length_us``: how long the sample is, by expiry keys.
     - ``repeats``: records whose key came before. ``changed``: those of them whose content differs from that
       of the record before with their key.
-    - ``distances``, ``lateness``: how many repeats and records are in each bucket. Bucket i ends at
-      ``PERIODS_US[i]`` and begins at the one before, the first at 0. The last bucket has no end.
+    - ``distances``, ``lateness``: how many repeats and records are in each bucket of ``clock/periods.py``.
     """
 
     records: int
@@ -104,11 +98,11 @@ class PeriodStudy:
 
     def __init__(self, unit: str, future: int, capacity: int = CAPACITY) -> None:
         self._unit, self._future, self._capacity = unit, future, capacity
-        self._periods = np.array([period * 1_000 // UNIT_NS[unit] for period in PERIODS_US], np.int64)
+        self._periods = periods_in(unit)
         self._latest = UNKNOWN
         self._points: dict[int, int] = {}  # in this slice, by input partition
         self._records = self._in_future = self._slice = self._zeros = self._kept = 0
-        self._lateness = np.zeros(len(PERIODS_US) + 1, np.int64)
+        self._lateness = np.zeros(BUCKETS, np.int64)
         self._rows: list[NDArray[np.void]] = []
 
     def add(self, partition: int, rows: Rows) -> None:
@@ -123,7 +117,7 @@ class PeriodStudy:
         self._records += int(passed.sum())
         self._in_future += n - int(passed.sum())
         late = behind(points, rows.expiry)[passed]
-        self._lateness += self._histogram(late)
+        self._lateness += np.bincount(buckets_of(late, self._unit), minlength=BUCKETS)
         kept = np.flatnonzero(passed & self._is_kept(rows.digests[:, 1]))
         table = np.empty(len(kept), _ROW)
         table["hi"], table["lo"] = rows.digests[kept].T
@@ -154,6 +148,7 @@ class PeriodStudy:
         latest, earlier = table["latest"][later], table["expiry"][later - 1]
         ahead = np.where(earlier > latest, np.uint64(0), behind(latest, earlier))
         changed = int((table["content"][later] != table["content"][later - 1]).sum())
+        distances = np.bincount(buckets_of(ahead, self._unit), minlength=BUCKETS)
         scale = 1 << self._zeros
         length = self._length(table["expiry"])
         several = same | np.append(same[1:], False)
@@ -165,7 +160,7 @@ class PeriodStudy:
             )
             unique = (unique + int(alone.sum())) * scale
             span = max(1, period // SPANS)
-            keys = unique * (period + span) // length if length else None
+            keys = unique * (period + span) // length if length * FARTHEST >= max(1, period) else None
             choices.append(
                 Choice(
                     PERIODS_US[number],
@@ -184,7 +179,7 @@ class PeriodStudy:
             length * UNIT_NS[self._unit] // 1_000,
             len(later) * scale,
             changed * scale,
-            (self._histogram(ahead) * scale).tolist(),
+            (distances * scale).tolist(),
             self._lateness.tolist(),
             choices,
         )
@@ -192,10 +187,6 @@ class PeriodStudy:
     def _is_kept(self, lo: NDArray[np.uint64]) -> NDArray[np.bool_]:
         zeros: NDArray[np.bool_] = (lo & np.uint64((1 << self._zeros) - 1)) == 0
         return zeros
-
-    def _histogram(self, lengths: NDArray[np.uint64]) -> NDArray[np.int64]:
-        at = np.searchsorted(self._periods.astype(np.uint64), lengths, side="right")
-        return np.bincount(at, minlength=len(PERIODS_US) + 1)
 
     @staticmethod
     def _length(expiry: NDArray[np.int64]) -> int:

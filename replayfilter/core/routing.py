@@ -30,7 +30,8 @@ from replayfilter.core.batch_clock import BatchClock
 from replayfilter.core.batch_facts import BatchFacts
 from replayfilter.core.buckets import Buckets, RunStore
 from replayfilter.core.clock.expiry import behind
-from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.core.clock.periods import BUCKETS, buckets_of
+from replayfilter.core.clock.units import UNIT_NS, UNKNOWN
 from replayfilter.core.columns import Columns
 from replayfilter.core.dedup import Candidates, find_duplicates
 from replayfilter.core.frames import FUTURE, NULL, OWN, Frame
@@ -40,6 +41,7 @@ from replayfilter.core.part_groups import Parts, rows_of_ranges
 from replayfilter.core.replay.marks import BatchMarks
 from replayfilter.core.rules import OnNull, Rules
 from replayfilter.core.state import ShardState
+from replayfilter.core.stats import LATE_ROUTES, LENGTHS
 from replayfilter.core.watermark.watermark_state import Observation, WatermarkState
 from replayfilter.errors import StampError
 
@@ -59,6 +61,11 @@ class Route(IntEnum):
     FUTURE = 6
     JUMP = 7
     CONFLICT = 8
+
+
+_LENGTH_NAMES = [name for names in LENGTHS.values() for name in names]
+_LATE_GROUP = np.full(len(Route), -1)  # of a route, the index in LATE_ROUTES
+_LATE_GROUP[[Route.UNIQUE, Route.DUPLICATE, Route.EXPIRED, Route.CONFLICT]] = 0, 1, 2, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +130,13 @@ def route_batch(
     if rules.remember_first:
         partitions = tuple(dict.fromkeys([*partitions, *parts.inputs]))
     first_seen = None
+    apart = np.zeros(0, np.uint64)
     buckets = Buckets(rules, store, {bucket: list(entries) for bucket, entries in state.runs.items()})
     if rules.dedup:
         clock.evict_before(buckets)
-        first_seen = _decide_duplicates(own, buckets, parts, partitions)
+        first_seen, apart = _decide_duplicates(own, buckets, parts, partitions)
         clock.evict_after(buckets)
+    lengths = _lengths_of(own, apart, rules)
     if rules.on_null is OnNull.UNIQUE:
         own.codes[own.codes == Route.UNDECIDED] = Route.UNIQUE
     seen = kept = state.marks.with_changed(marks.result(), marks.before, store)
@@ -148,7 +157,7 @@ def route_batch(
         watermark_after = watermark.after(observed, rules.watermark, facts.believed_us, facts.upstream)
         state_after = replace(state_after, watermark=watermark_after)
     stats = _stats_of(state_after, buckets)
-    stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources}
+    stats |= {"gaps": marks.gaps, "forgotten": seen.sources - kept.sources, **lengths}
     late = rules.clock.has_latest_point and bool((own.codes == Route.EXPIRED).any())
     return RoutedBatch(_routes_of(own, parts, first_seen, late), state_after, stats, watermark.low)
 
@@ -246,10 +255,11 @@ def _first_that_applies(steps: list[tuple[NDArray[np.bool_], Route]]) -> NDArray
 
 def _decide_duplicates(
     own: _OwnRows, buckets: Buckets, parts: Parts, partitions: tuple[InputPartition, ...]
-) -> FirstSeen | None:
+) -> tuple[FirstSeen | None, NDArray[np.uint64]]:
     """Steps 5 and 6: DUPLICATE or CONFLICT in the codes where it applies; the other keys are remembered.
 
-    Returns what the duplicates repeat, by their indexes among the own rows, if first records are remembered.
+    Returns what the duplicates repeat, by their indexes among the own rows, if first records are remembered;
+    and how far apart they are, as in :class:`Verdicts`.
     """
     open_ = own.codes == Route.UNIQUE
     kept = {name: column[open_] for name, column in own.kept.items()}
@@ -266,9 +276,25 @@ def _decide_duplicates(
         content = kept[name][found.duplicate]
         both_known = (content != 0) & (first[name] != 0)
         own.codes[repeats[both_known & (content != first[name])]] = Route.CONFLICT
-    if OFFSET not in first:
-        return None
-    return FirstSeen(repeats.astype(np.uint32), first[INDEX], first[OFFSET], partitions)
+    seen = None
+    if OFFSET in first:
+        seen = FirstSeen(repeats.astype(np.uint32), first[INDEX], first[OFFSET], partitions)
+    return seen, found.apart
+
+
+def _lengths_of(own: _OwnRows, apart: NDArray[np.uint64], rules: Rules) -> dict[str, int]:
+    """How many records are how late, and duplicates how far apart, where expiry keys are times."""
+    if not rules.dedup or not rules.clock.has_latest_point or rules.unit not in UNIT_NS:
+        return {}
+    group = _LATE_GROUP[own.codes]
+    aged = group >= 0
+    latest, expiry = own.latest[aged], own.expiry[aged]
+    late = np.where(expiry > latest, np.uint64(0), behind(latest, expiry))
+    # The distances are one more group behind those of the routes.
+    buckets = buckets_of(np.concatenate([late, apart]), rules.unit)
+    groups = np.concatenate([group[aged], np.full(len(apart), len(LATE_ROUTES))])
+    counts = np.bincount(groups * BUCKETS + buckets).tolist()
+    return {name: count for name, count in zip(_LENGTH_NAMES, counts, strict=False) if count}
 
 
 def _routes_of(own: _OwnRows, parts: Parts, seen: FirstSeen | None, late: bool) -> list[Routes]:

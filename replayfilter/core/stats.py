@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from replayfilter.core.clock.periods import BUCKETS
+
 
 class Aggregate(Enum):
     """How the numbers of all shards become one number for the service."""
 
     SUM = auto()  # every shard counts its own
     MAX = auto()  # every shard knows the same number
+
+
+LATE_ROUTES = ("unique", "duplicate", "expired")
+# How late records are, by route, and how far apart duplicates: the counts of the buckets of clock/periods.py.
+LENGTHS = {
+    name: [f"{name}_{bucket}" for bucket in range(BUCKETS)]
+    for name in (*(f"late_{route}" for route in LATE_ROUTES), "apart")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +43,10 @@ STATS = (
     Stat("runs", "runs"),
     Stat("buckets", "buckets"),
     Stat("evicted", "keys that expired with their bucket in this batch"),
+    *(
+        Stat(name, f"records that are as late, or duplicates as far apart, as bucket {bucket} says")
+        for names in LENGTHS.values()
+        for bucket, name in enumerate(names)
+    ),
     Stat("false_hits", "digests that passed a Bloom filter in this batch and were not in its run"),
 )

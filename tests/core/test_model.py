@@ -193,7 +193,15 @@ def points_of_the_first_partition(latest: Any, keys: Any, counts: Any, ends: Any
 
 
 def late_by_the_last(points: Any, keys: Any) -> Any:
-    return expiry.behind(points.max(keepdims=True), keys)
+    return expiry.behind(points.max(keepdims=True), keys) if len(keys) else keys.view(np.uint64)
+
+
+def apart_by_the_last(
+    candidates: Any, order: Any, starts: Any, known: Any, found: Any, by: Any, real: Any = dedup._apart
+) -> Any:
+    return real(
+        candidates, order, starts, known, found, np.maximum(by, np.flatnonzero(starts)[np.cumsum(starts) - 1])
+    )
 
 
 def nulls_that_age(self: Any, part: Any, passed: Any, null: Any) -> Any:
@@ -337,6 +345,7 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("plain", batch_clock, "latest_points", points_of_the_chunk_alone),
     ("plain", batch_clock, "latest_points", points_of_the_first_partition),
     ("plain", routing, "behind", late_by_the_last),
+    ("times", dedup, "_apart", apart_by_the_last),
     ("plain", batch_clock.BatchClock, "_check_with_nulls", nulls_that_age),
     ("plain", batch_clock.BatchClock, "_check_with_nulls", nulls_that_move_the_clock),
     ("plain", frames, "_implied", no_witnesses),

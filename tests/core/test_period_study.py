@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from replayfilter.core.batch_facts import BatchFacts
+from replayfilter.core.clock.periods import PERIODS_US
 from replayfilter.core.digest import digest_keys
-from replayfilter.core.period_study import PERIODS_US, PeriodStudy, Result, Rows
+from replayfilter.core.period_study import PeriodStudy, Result, Rows
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import Rules
 from tests.support.reference import Model, Position, Record
@@ -143,6 +144,13 @@ def test_with_too_many_records_some_keys_stand_for_all() -> None:
     for exact, scaled in zip(all_.choices, some.choices, strict=True):
         assert scaled.unique + scaled.duplicates == pytest.approx(40_000, rel=0.1)
         assert scaled.unique == pytest.approx(exact.unique, rel=0.1)
+
+
+def test_a_short_sample_says_nothing_about_long_periods() -> None:
+    start = NOW_US // SECOND - 30
+    records = [Record(Position("t", 0, at), None, None, at, start + at) for at in range(21)]
+    known = {choice.period_us: choice.keys is not None for choice in study_of([{0: records}]).choices}
+    assert (known[DAY], known[14 * DAY], known[30 * DAY]) == (True, True, False)
 
 
 def test_nothing_to_study() -> None:

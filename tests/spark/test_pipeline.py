@@ -193,6 +193,8 @@ def test_state_survives_a_restart_and_a_repeated_batch_changes_nothing(
     assert pipeline.counts("unique") == [2_000, 100]
     assert pipeline.counts("replay") == [0, 1_000]
     assert pipeline.counts("duplicate") == [0, 100]
+    assert pipeline.counts("state_late_unique_0") == [2_000, 100]
+    assert pipeline.counts("state_apart_0") == [0, 100]
 
     before = {route: pipeline.read(route) for route in (Route.UNIQUE, Route.DUPLICATE)}
     pipeline.uncommit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from replayfilter.core.clock.clocks import Clock
+from replayfilter.core.clock.periods import PERIODS_US
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.routing import Route
 from tests.support.core_run import CoreRun, Remembered, newest_of, salted
-from tests.support.reference import Decision, Key, Model, Position
+from tests.support.reference import UNIT_NS, Decision, Key, Model, Position
 from tests.support.streams import Stream, digest
 
 
@@ -48,6 +50,9 @@ def compare(stream: Stream) -> Counter[str]:
             assert core.firsts == firsts, f"batch {number}: first records {core.firsts}, model {firsts}"
         late = {at: decision.late for at, decision in expected.items() if decision.late is not None}
         assert core.late == late, f"batch {number}: behind by {core.late}, model {late}"
+        lengths = _lengths(expected.values(), model)
+        counted = sum((Counter(_counted_lengths(shard)) for shard in core.stats), Counter())
+        assert counted == lengths, f"batch {number}: lengths {counted}, model {lengths}"
         assert len(found) == len(expected), (
             f"batch {number}: the core has routes for records that it was not given"
         )
@@ -62,6 +67,25 @@ def compare(stream: Stream) -> Counter[str]:
     seen["refreshed"] += model.refreshed
     seen["spread"] += sum(len(mark.partitions) > 1 for mark in model.marks.values())
     return seen
+
+
+def _counted_lengths(stats: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in stats.items() if name.startswith(("late_", "apart_"))}
+
+
+def _lengths(decisions: Iterable[Decision], model: Model) -> Counter[str]:
+    """What a batch counts of how late records are, and duplicates apart, by the bounds of the buckets."""
+    lengths: Counter[str] = Counter()
+    unit_ns = UNIT_NS.get(model.rules.unit)
+    if unit_ns is None or not model.rules.dedup or not model.rules.clock.has_latest_point:
+        return lengths
+    for decision in decisions:
+        route = {Route.CONFLICT: "duplicate"}.get(decision.route, decision.route.name.lower())
+        for name, length in ((f"late_{route}", decision.age), ("apart", decision.apart)):
+            if length is not None:
+                bucket = sum(length * unit_ns >= period * 1_000 for period in PERIODS_US)
+                lengths[f"{name}_{bucket}"] += 1
+    return lengths
 
 
 def routes(decisions: dict[Position, Decision]) -> dict[Position, Route]:

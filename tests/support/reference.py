@@ -67,12 +67,18 @@ class Accepted(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """A route, and why; of a duplicate the first record, of an expired record how far it is behind."""
+    """A route, and why; of a duplicate the first record, of an expired record how far it is behind.
+
+    ``age``: how far a record is behind the latest point; of a duplicate ``apart``: how far that is ahead of
+    what it repeats. None where there is no such length, or it is not known.
+    """
 
     route: Route
     why: str
     first: Position | None = None
     late: int | None = None
+    age: int | None = None
+    apart: int | None = None
 
 
 @dataclass
@@ -177,8 +183,8 @@ class Model:
             age = view.latest - record.expiry
             if age >= self.rules.period:
                 why = f"{age} behind {view.latest}, period {self.rules.period}"
-                return Decision(Route.EXPIRED, why, late=age)
-        return self._search_key(record, view.latest, f"age {age}")
+                return Decision(Route.EXPIRED, why, late=age, age=age)
+        return replace(self._search_key(record, view.latest, f"age {age}"), age=age)
 
     def _decide_null(self, record: Record, view: View) -> Decision:
         """A null value is as old as the latest point; before there is one, older than all that has a time."""
@@ -187,7 +193,8 @@ class Model:
         if self.rules.clock is Clock.NONE:
             return self._search_key(record, None, "null")
         latest = -(2**63) if view.latest is None else view.latest
-        return self._search_key(replace(record, expiry=latest), latest, "null")
+        age = 0 if self.rules.clock.has_latest_point else None
+        return replace(self._search_key(replace(record, expiry=latest), latest, "null"), age=age)
 
     def _search_key(self, record: Record, latest: int | None, age: str) -> Decision:
         first = self._first_accepted(record, latest)
@@ -201,9 +208,13 @@ class Model:
                 self.accepted[self._key(record)] = [record.expiry]
                 self.firsts[self._key(record), record.expiry] = Accepted(position, known)
             content = self._content(record)
+            timed = latest is not None and self.rules.keeps_ages and not self.rules.refresh
+            apart = latest - first if latest is not None and timed else None
             if known is not None and content is not None and known != content:
-                return Decision(Route.CONFLICT, f"{why}, content {content}, not {known}", position)
-            return Decision(Route.DUPLICATE, why, position)
+                return Decision(
+                    Route.CONFLICT, f"{why}, content {content}, not {known}", position, apart=apart
+                )
+            return Decision(Route.DUPLICATE, why, position, apart=apart)
         before = self.accepted.setdefault(self._key(record), [])
         why = f"{age}, latest {latest}, accepted before: {before}"
         before.append(record.expiry)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -23,6 +23,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from replayfilter import __version__
+from replayfilter.core.clock.periods import PERIODS_US
+from replayfilter.core.stats import LATE_ROUTES
 from replayfilter.service.monitor.batch import STAGES, STEPS
 from replayfilter.service.monitor.status import BUCKETS, ORIGINS, Phase, Status
 from replayfilter.service.monitor.storage import LOCATIONS
@@ -52,9 +54,24 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 Read = Callable[[Status, float], Samples]
 
 
+class Histogram(NamedTuple):
+    """Label values, upper bounds, the counts in each bucket and in the one above, and the sum if known."""
+
+    labels: tuple[str, ...]
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    total: float | None = None
+
+
+Histograms = Callable[[Status], Iterable[Histogram]]
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: ``read`` gets the status and the time, and returns pairs of label values and value."""
+    """One metric: ``read`` gets the status and the time, and returns pairs of label values and value.
+
+    Histograms have ``histograms`` instead.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -62,6 +79,23 @@ class Metric:
     meaning: str
     read: Read | None = None
     labels: tuple[str, ...] = ()
+    histograms: Histograms | None = None
+
+
+def _durations(status: Status) -> Iterable[Histogram]:
+    for step, durations in status.durations.items():
+        yield Histogram((step,), BUCKETS, durations.counts, durations.total)
+
+
+_PERIODS = [period / 1e6 for period in PERIODS_US]
+
+
+def _lateness(status: Status) -> Iterable[Histogram]:
+    return [Histogram((route,), _PERIODS, status.lengths(f"late_{route}")) for route in LATE_ROUTES]
+
+
+def _distances(status: Status) -> Iterable[Histogram]:
+    return [Histogram((), _PERIODS, status.lengths("apart"))]
 
 
 def _total(name: str, scale: float = 1.0) -> Read:
@@ -192,7 +226,19 @@ METRICS = (
         "Lookups that a Bloom filter passed although the run lacks the key.", _total("state_false_hits"),
     ),
     Metric("batches", "counter", "batches", "Batches finished.", lambda status, now: [((), status.batches)]),
-    Metric("batch_seconds", "histogram", "seconds", "Duration of a batch's steps.", labels=("step",)),
+    Metric(
+        "batch_seconds", "histogram", "seconds", "Duration of a batch's steps.", labels=("step",),
+        histograms=_durations,
+    ),
+    Metric(
+        "lateness_seconds", "histogram", "seconds", "How far records are behind the latest point, by route.",
+        labels=("route",), histograms=_lateness,
+    ),
+    Metric(
+        "duplicate_distance_seconds", "histogram", "seconds",
+        "How far the latest point at a duplicate is ahead of the record that it repeats.",
+        histograms=_distances,
+    ),
     Metric(
         "stage_seconds", "counter", "seconds", "Time that tasks worked, by stage, summed over all workers.",
         _work, ("stage",),
@@ -281,13 +327,13 @@ class StatusCollector(Collector):
 
 def _family(metric: Metric, status: Status, now: float) -> Family:
     name, labels = PREFIX + metric.name, metric.labels
-    if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
-        for step, durations in status.durations.items():
-            bounds, below = [*map(str, BUCKETS), "+Inf"], 0
-            buckets = [(bound, below := below + n) for bound, n in zip(bounds, durations.counts, strict=True)]
-            histogram.add_metric([step], buckets, durations.total)
-        return histogram
+    if metric.histograms is not None:
+        family_of_histograms = HistogramMetricFamily(name, metric.meaning, labels=labels)
+        for each in metric.histograms(status):
+            bounds, below = [*map(str, each.bounds), "+Inf"], 0
+            buckets = [(bound, below := below + n) for bound, n in zip(bounds, each.counts, strict=True)]
+            family_of_histograms.add_metric(each.labels, buckets, each.total)
+        return family_of_histograms
     family: CounterMetricFamily | GaugeMetricFamily
     if metric.kind == "counter":
         family = CounterMetricFamily(name, metric.meaning, labels=labels)

@@ -189,6 +189,11 @@ function draw(status) {
     ["transactions", sum("transactions")], ["lanes taken over", sum("takeovers")], ["fences", sum("fences")],
     ["retried steps", sum("retries")], ["skipped: already delivered", sum("skipped")],
   ]);
+  const { below_seconds: bounds, ...lengths } = status.lengths, columns = Object.values(lengths);
+  const used = bounds.concat(Infinity).findLastIndex((_, i) => columns.some((counts) => counts[i])) + 1;
+  table("lengths", Array.from({ length: used }, (_, i) => [
+    i < bounds.length ? "below " + span(bounds[i]) : "longer", ...columns.map((counts) => whole(counts[i])),
+  ]), used ? ["", "unique, late", "duplicate, late", "expired, late", "duplicates apart"] : []);
   at("config").textContent = JSON.stringify(status.config, null, 2);
   at("updated").textContent = `As of ${new Date(status.now * 1000).toLocaleTimeString()};`;
 }

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
+from replayfilter.core.clock.periods import PERIODS_US
+from replayfilter.core.stats import LENGTHS
 from replayfilter.core.watermark.laggards import Laggards
 from replayfilter.service.monitor.batch import STEPS, Batch
 from replayfilter.service.monitor.lag import Lag
@@ -36,6 +38,9 @@ _CURRENT_VALUES = {
     "state_sources", "state_spread", "state_keys", "state_bytes", "state_memory", "state_runs",
     "state_buckets",
 }  # fmt: skip
+
+
+_LENGTH_COUNTS = {f"state_{name}" for names in LENGTHS.values() for name in names}
 
 
 class Phase(StrEnum):
@@ -227,9 +232,21 @@ class Status:
                 "errors": self._totals_of("error_"),
                 "watermark": last and last.watermark,
                 "laggards": self._laggards_view(now),
-                "state": {name[6:]: counts[name] for name in counts if name.startswith("state_")},
+                "state": {
+                    name[6:]: counts[name]
+                    for name in counts
+                    if name.startswith("state_") and name not in _LENGTH_COUNTS
+                },
+                "lengths": {
+                    "below_seconds": [period / 1e6 for period in PERIODS_US],
+                    **{name: self.lengths(name) for name in LENGTHS},
+                },
                 "sizes": self.sizes,
-                "counts": dict(self.totals),
+                "counts": {
+                    name: count
+                    for name, count in self.totals.items()
+                    if name not in _LENGTH_COUNTS
+                },
                 "lag": [lag.as_dict() for lag in self.lags],
                 "waiting": self.waiting,
                 "retries": self.retries,
@@ -260,6 +277,10 @@ class Status:
                 for topic, partition, low in found.lows
             ],
         }
+
+    def lengths(self, name: str) -> list[int]:
+        """The totals of one of the names in ``LENGTHS`` (core/stats.py), by bucket."""
+        return [self.totals[f"state_{each}"] for each in LENGTHS[name]]
 
     def _totals_of(self, prefix: str) -> dict[str, int]:
         """The totals that are not 0 and whose names start with ``prefix``, without it."""

@@ -92,6 +92,21 @@ def test_the_histogram_of_batch_seconds_adds_up() -> None:
     )
 
 
+def test_the_histograms_of_lengths_have_the_periods_as_bounds() -> None:
+    status = Status("orders", 120.0, {}, 1000.0)
+    status.add_batch(batch(0, 1990.0, state_late_unique_0=5, state_late_unique_4=2, state_apart_14=3))
+    status.add_batch(batch(1, 1991.0, state_late_unique_4=1, state_late_expired_0=9))
+    found = exposed(status)
+    name = "replayfilter_lateness_seconds_bucket"
+    late = [
+        found[name, (("le", bound), ("route", "unique"))] for bound in ("10.0", "900.0", "3600.0", "+Inf")
+    ]
+    assert late == [5, 5, 8, 8]
+    name = "replayfilter_duplicate_distance_seconds_bucket"
+    apart = [value for (each, _), value in found.items() if each == name]
+    assert sorted(apart) == [*[0] * 14, 3]
+
+
 def test_before_the_first_batch_unknown_values_are_absent() -> None:
     status = Status("orders", 120.0, {}, 1000.0)
     found = exposed(status)

@@ -44,6 +44,7 @@ def working() -> Status:
         at = now - 500 + number * 5
         routes = {"unique": 900, "duplicate": 70, "expired": 20, "error": 10, "error_json": 10, "conflict": 5}
         state = {"state_sources": 3, "state_keys": 900 * number, "watermark_us": held.low or 0}
+        state |= {"state_late_unique_0": 980, "state_late_expired_2": 20, "state_apart_4": 70}
         status.add_batch(batch(number, at, **routes, **state, state_gaps=1, laggards=held.to_text()))
     status.heartbeat(now)
     status.set_storage(Storage(2_340_000, 5_000_000))
@@ -75,6 +76,10 @@ def test_the_page_draws_the_status(tmp_path: Path) -> None:
     assert "7 of 30 origins (3 may lag), for" in marks
     assert "&lt;b&gt;h-29 (not seen yet), h-1 (" in marks
     assert "and 2 more" in marks
+    lengths = text_of(dom, "lengths")
+    assert re.search(r"below 10 s\s+98,000\s+0\s+0\s+0\b", lengths), lengths
+    assert re.search(r"below 60 min\s+0\s+0\s+0\s+7,000\b", lengths), lengths
+    assert "below 3.0 h" not in lengths
     assert "***" in text_of(dom, "config")
     bars = re.findall(r'<rect[^>]*fill="var\(--(\w+)\)"', dom)
     assert {"unique", "duplicate", "expired", "error"} <= set(bars)

@@ -133,3 +133,15 @@ def test_a_record_arrived_when_the_end_offset_was_first_seen_after_it() -> None:
         5.0,
         None,
     ]
+
+
+def test_lengths_are_shown_by_the_bounds_of_their_buckets() -> None:
+    status = running()
+    for number in range(2):
+        status.add_batch(batch(number, 1010.0, state_late_duplicate_1=5, state_apart_14=2, state_keys=3))
+    view = status.snapshot(1011.0)
+    assert view["lengths"]["below_seconds"][:2] == [10.0, 60.0]
+    assert view["lengths"]["late_duplicate"] == [0, 10, *[0] * 13]
+    assert view["lengths"]["apart"] == [*[0] * 14, 4]
+    assert view["state"] == {"keys": 3}
+    assert not [name for name in view["counts"] if "late_" in name]
