@@ -78,13 +78,17 @@ def unwrap_fatal() -> Iterator[None]:
 
     Needed around every call that runs delivery callbacks. After a fatal error the client sets its
     KafkaException and then runs a callback; Python reports that as a SystemError caused by the exception.
+
+    confluent-kafka 2.16 sometimes never frees that SystemError. With a traceback, it or its cause would keep
+    their frames, and so the producer, for ever. So both are left without one.
     """
     try:
         yield
     except SystemError as error:
-        if isinstance(error.__cause__, KafkaException):
-            raise error.__cause__ from None
-        raise
+        if not isinstance(error.__cause__, KafkaException):
+            raise
+        error.with_traceback(None)
+        raise KafkaException(*error.__cause__.args) from None
 
 
 def _retry(step: Callable[[float], None], stats: LaneStats, limit: float) -> None:
