@@ -26,13 +26,13 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from replayfilter.client.offset_metadata import Source, marks_from_text, marks_to_text
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import ReplayFilter
-from replayfilter.core.stamp import STAMP_HEADER, Stamp
+from replayfilter.core.stamp import STAMP_HEADER, Stamp, last_header
 from replayfilter.errors import BrokerError, ConfigError, StampError
 
 METADATA_LIMIT = 4_095  # characters: one less than offset.metadata.max.bytes, which is 4096 by default
 MARK_TTL_HOURS = 48
 ANSWER_LIMIT_S = 30.0
-# Any mark below 2**42 is stored in 6 bytes: enough for 50 days at a million records per second.
+# Any mark below 2**42 is stored in 6 bytes: enough for 50 days at 1,000,000 records per second.
 _LARGE_MARK = 1 << 41
 
 
@@ -335,9 +335,8 @@ class FilteringConsumer:
         state = self._partitions[str(message.topic()), int(message.partition() or 0)]
         blob: Any = message.key()
         if not self._in_key:
-            blob = next(
-                (value for name, value in reversed(message.headers() or []) if name == STAMP_HEADER), None
-            )
+            headers: Any = message.headers()
+            blob = last_header(headers, STAMP_HEADER)
         stamp = Stamp.from_bytes(blob.encode() if isinstance(blob, str) else blob)
         if stamp is not None:
             self._make_room(state, stamp, message)

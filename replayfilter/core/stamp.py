@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
@@ -29,6 +29,19 @@ SQE_SEED = 0xE17A1465  # the seed of SQE, so that pids match those of jobs that 
 _LAYOUT = struct.Struct(">qiq")
 _WIRE = np.dtype([("pid", ">i8"), ("partition", ">i4"), ("offset", ">i8")])
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
+_Value = TypeVar("_Value")
+
+
+def last_header(headers: Sequence[tuple[str, _Value]] | None, name: str) -> _Value | None:
+    """The value of a record's last header with this name, the one that counts; None if there is none.
+
+    >>> last_header([("rf-stamp", b"old"), ("rf-stamp", b"new"), ("trace", b"1")], STAMP_HEADER)
+    b'new'
+    """
+    for other, value in reversed(headers or ()):
+        if other == name:
+            return value
+    return None
 
 
 class Stamp(NamedTuple):

@@ -171,6 +171,7 @@ def _possible_units(name: str, column: Sequence[object]) -> tuple[str, ...]:
     seen = [value for value in column[:100] if value is not None and value is not MISSING]
     kinds = set(map(type, seen))
     if kinds == {Instant}:
+        # All values are Instants, but mypy can't derive that from the set of types.
         return ("us",) if any(value % _NS_PER_MS for value in seen) else ("ms",)  # type: ignore[operator]
     texts = ("iso8601", "s", "ms", "us", "ns") if name.startswith("@header:") else ("iso8601",)
     return texts if kinds <= {str, bytes} else ("s", "ms", "us", "ns")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from replayfilter.core.stamp import STAMP_HEADER, parse_stamps
+from replayfilter.core.stamp import STAMP_HEADER, last_header, parse_stamps
 from replayfilter.errors import MissingDependency
 from replayfilter.formats.cloudevents import CloudEventsReader, wrong_attribute
 from replayfilter.formats.debezium import DebeziumReader, is_change_event
@@ -90,7 +90,7 @@ def stamp_location(batch: RecordColumns) -> str:
 
     A key of 20 bytes is a stamp only if its numbers can be those of a stamp.
     """
-    headers = [dict(pairs or ()).get(STAMP_HEADER) for pairs in batch.headers]
+    headers = [last_header(pairs, STAMP_HEADER) for pairs in batch.headers]
     for where, column in (("header", headers), ("key", batch.keys)):
         stamps = parse_stamps(column)
         likely = stamps.valid & (stamps.partitions >= 0) & (stamps.partitions < 1_000_000)

@@ -64,6 +64,8 @@ _REFUSED_CONNECTIONS = {KafkaError._AUTHENTICATION, KafkaError._SSL}
 
 _URL_SAFE = str.maketrans("+/", "-_")
 _Answer = TypeVar("_Answer")
+_EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not in its stubs
+_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not in its stubs
 
 
 class Topic(NamedTuple):
@@ -251,16 +253,15 @@ class Cluster:
 
     def beginning_offsets(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
         """The first offset that each partition still holds."""
-        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # not in its stubs
+        return self._offsets(partitions, _EARLIEST)
 
     def end_offsets(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
         """The offset after the last record of each partition that a read_committed consumer can read now."""
-        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # not in its stubs
+        return self._offsets(partitions, _LATEST)
 
     def written_ends(self, partitions: Iterable[InputPartition]) -> dict[InputPartition, int]:
         """The same, with records of transactions that are still open, or whose end is not written yet."""
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not in its stubs
-        return self._offsets(partitions, latest, IsolationLevel.READ_UNCOMMITTED)
+        return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, partitions: Iterable[InputPartition], time_ms: int) -> dict[InputPartition, int]:
         """The first offset of each partition whose timestamp is at or after a time; -1 if there is none."""
@@ -299,8 +300,7 @@ class Cluster:
         while len(made := self.topics(names)) < len(names) and time.monotonic() < deadline:
             time.sleep(LEADER_POLL_S)
         partitions = [(name, number) for name, topic in made.items() for number in range(topic.partitions)]
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not in its stubs
-        self._offsets(partitions, latest, leader_limit=LEADER_LIMIT_S)
+        self._offsets(partitions, _LATEST, leader_limit=LEADER_LIMIT_S)
 
     def _answer(self, future: Future[_Answer], question: str) -> _Answer:
         try:

@@ -30,7 +30,7 @@ from replayfilter.core.rebuilt_state import Delivered, Keys, highest_marks
 from replayfilter.core.replay.marks import Marks
 from replayfilter.core.routing import Route
 from replayfilter.core.rules import OnNull, Scope
-from replayfilter.core.stamp import STAMP_HEADER, Stamps, parse_stamps
+from replayfilter.core.stamp import STAMP_HEADER, Stamps, last_header, parse_stamps
 from replayfilter.errors import BrokerError
 from replayfilter.formats import Extraction, RecordColumns
 from replayfilter.kafka.chunk_reader import InputChunk
@@ -285,4 +285,4 @@ def _stamps(chunk: InputChunk, where: str) -> Stamps:
 def _last_values(chunk: InputChunk, header: str) -> Iterator[bytes | None]:
     """The value of the last header of that name in each record; None if a record has none."""
     for pairs in chunk.headers or [None] * len(chunk.offsets):
-        yield next((value for name, value in reversed(pairs or ()) if name == header), None)
+        yield last_header(pairs, header)

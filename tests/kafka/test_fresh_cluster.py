@@ -28,18 +28,6 @@ with ThreadPoolExecutor({GROUPS}) as threads:
 """
 
 
-@pytest.mark.slow
-def test_the_first_question_for_committed_offsets() -> None:
-    for _ in range(TRIES):
-        with DevBroker() as broker:
-            asked = subprocess.run(
-                [sys.executable, "-c", ASK, broker.bootstrap],
-                capture_output=True, text=True, timeout=60, check=False,
-            )  # fmt: skip
-        assert asked.returncode == 0, asked.stderr
-        assert asked.stdout.strip() == str([{}] * GROUPS)
-
-
 ALLOWED = f"""
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -53,12 +41,15 @@ print([each is None or "READ" in each for each in found])
 
 
 @pytest.mark.slow
-def test_the_first_question_for_what_is_allowed() -> None:
+@pytest.mark.parametrize(
+    ("code", "answers"), [(ASK, [{}] * GROUPS), (ALLOWED, [True] * GROUPS)], ids=["committed", "allowed"]
+)
+def test_the_first_questions_for_groups(code: str, answers: list[object]) -> None:
     for _ in range(TRIES):
         with DevBroker() as broker:
             asked = subprocess.run(
-                [sys.executable, "-c", ALLOWED, broker.bootstrap],
+                [sys.executable, "-c", code, broker.bootstrap],
                 capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
         assert asked.returncode == 0, asked.stderr
-        assert asked.stdout.strip() == str([True] * GROUPS)
+        assert asked.stdout.strip() == str(answers)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from replayfilter.core.replay.stamp_audit import StampAudit
-from replayfilter.core.stamp import STAMP_HEADER
+from replayfilter.core.stamp import STAMP_HEADER, last_header
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.client_settings import client_settings
@@ -74,8 +74,8 @@ def stamp_bytes(message: Message, stamp: str) -> bytes | None:
     """Return the bytes where the stamp should be, whether they are a stamp or not."""
     found: Any = message.key()
     if stamp == "header":
-        headers = message.headers() or []
-        found = next((value for name, value in reversed(headers) if name == STAMP_HEADER), None)
+        headers: Any = message.headers()
+        found = last_header(headers, STAMP_HEADER)
     return found.encode() if isinstance(found, str) else found
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from replayfilter.core.clock.units import future_threshold
 from replayfilter.core.period_study import PeriodStudy, Rows
 from replayfilter.core.replay.marks import ReplayFilter
-from replayfilter.core.stamp import STAMP_HEADER, parse_stamps
+from replayfilter.core.stamp import STAMP_HEADER, last_header, parse_stamps
 from replayfilter.errors import ConfigError, UnknownSchemas
 from replayfilter.formats import (
     AvroSpec,
@@ -206,7 +206,7 @@ def _study(chunk: InputChunk, extract: _Extraction, marks: ReplayFilter, stamp: 
     sample.records += len(passed)
     if stamp != "none":
         in_headers = stamp == "header"
-        stamps = [dict(pairs or ()).get(STAMP_HEADER) for pairs in headers] if in_headers else chunk.keys
+        stamps = [last_header(pairs, STAMP_HEADER) for pairs in headers] if in_headers else chunk.keys
         rows = np.flatnonzero(passed)
         passed[rows] = marks.accept_many(parse_stamps(stamps).take(rows))
         sample.replays += len(rows) - int(passed.sum())

@@ -25,10 +25,11 @@ from rich.table import Table
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.replay.marks import ReplayFilter
-from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp
+from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp, last_header
 from replayfilter.errors import BrokerError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.chunk import FIRST_MS, Headers
+from replayfilter.kafka.chunk import FIRST_MS
+from replayfilter.kafka.chunk_reader import RecordHeaders
 from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.reader import Range, RangeReader, partition_of
@@ -370,6 +371,5 @@ def _stamp(message: Message, where: str) -> bytes | None:
         return None
     found = message.key()
     if where == "header":
-        headers = cast("Headers", message.headers() or [])
-        found = cast("bytes | None", next((v for name, v in reversed(headers) if name == STAMP_HEADER), None))
+        found = last_header(cast("RecordHeaders | None", message.headers()), STAMP_HEADER)
     return found if found is not None and len(found) == STAMP_BYTES else None

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from replayfilter.core.digest import partition_salt
 from replayfilter.core.rules import Rules, Scope
-from replayfilter.core.stamp import STAMP_HEADER, Stamp
+from replayfilter.core.stamp import STAMP_HEADER, Stamp, last_header
 from replayfilter.errors import BrokerError, ConfigError, ReplayfilterError
 from replayfilter.formats import Extraction, KeySpec, RecordColumns, build_extractor
 from replayfilter.kafka.admin import Cluster
@@ -357,5 +357,5 @@ def _extract(keys: KeySpec, message: Message) -> Extraction:
 
 def _header(message: Message, name: str) -> bytes | None:
     """The value of the last header with this name; None if there is none."""
-    pairs: Any = message.headers() or []
-    return next((value for other, value in reversed(pairs) if other == name), None)
+    pairs: Any = message.headers()
+    return last_header(pairs, name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp
+from replayfilter.core.stamp import STAMP_BYTES, STAMP_HEADER, Stamp, last_header
 from replayfilter.core.watermark.carried import SERVICE_HEADER, WATERMARK_HEADER
 from replayfilter.kafka.chunk import Headers
 from replayfilter.kafka.chunk_reader import RecordHeaders
@@ -44,7 +44,7 @@ class DeadLetter(NamedTuple):
 
     def header(self, name: str) -> bytes | None:
         """The value of the last header with this name; None if there is none, or it is null."""
-        return next((value for other, value in reversed(self.headers) if other == name), None)
+        return last_header(self.headers, name)
 
     def text(self, name: str) -> str:
         """The same as text; "" if there is none."""

@@ -6,10 +6,10 @@ import json
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Self
 
 from replayfilter.service.tools.redrive.selection import MAX_REDRIVEN, HeaderTest, Selection
+from replayfilter.watermark.times import format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +86,4 @@ class Done:
     @property
     def time(self) -> str:
         """When, in ISO 8601."""
-        return f"{datetime.fromtimestamp(self.seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return format_time(self.seconds * 10**6)
