@@ -56,8 +56,8 @@ _NO_LEADER = {
 
 _OPEN_TRANSACTION = (
     "the offsets of group {group!r} can't be read yet, since a transaction that moves them is open, perhaps "
-    "of a service that was killed during a delivery; start the service again, which ends the transaction, or "
-    "wait 5 minutes until Kafka does"
+    "of a service that was killed during a delivery; start the service again, which ends the transaction, "
+    "or run `replayfilter transactions abort CONFIG`, or wait 5 minutes until Kafka ends it"
 )
 
 _REFUSED_CONNECTIONS = {KafkaError._AUTHENTICATION, KafkaError._SSL}

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import KafkaException, Producer
+from rich.console import Console
 
 from replayfilter.errors import BrokerError, DeliveryError
 from replayfilter.kafka.admin import Cluster
@@ -18,6 +20,7 @@ from replayfilter.service.config.loader import config_from
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.preflight import Findings, inspect
 from replayfilter.service.tools.topics import create_output_topics
+from replayfilter.service.tools.transactions.transactions_report import abort_transactions
 from tests.support.deployment import Deployment
 from tests.support.lane_service import LaneService
 from tests.support.secure_broker import Permission, SecureBroker, service_permissions
@@ -135,3 +138,28 @@ def test_permissions_are_not_asked_for_where_there_is_no_authorizer(limited: Lim
     allowed = cluster.topic_operations([limited.deployment.name, "no-such-topic"])
     assert allowed.keys() == {limited.deployment.name}
     assert {"READ", "WRITE", "DESCRIBE"} <= (allowed[limited.deployment.name] or set())
+
+
+def test_open_transactions_are_ended_without_a_view_of_their_log(limited: Limited) -> None:
+    """Most clusters let only administrators read __transaction_state. Then it is said, and all lanes end."""
+    deployment, name = limited.deployment, limited.deployment.name
+    outputs = list(deployment.data()["output"].values())
+    limited.secure.allow(limited.permissions, limited.user)
+    limited.secure.allow([Permission("topic", output, "READ") for output in outputs], limited.user)
+    left = Producer({"bootstrap.servers": deployment.bootstrap, "transactional.id": f"{name}-1"})
+    left.init_transactions()
+    left.begin_transaction()
+    left.produce(outputs[0], b"v")
+    left.flush()
+    kafka = {"bootstrap": limited.secure.address(WAY), "options": limited.secure.options(WAY, limited.user)}
+    config = config_from(deployment.data(kafka=kafka, service={"shards": 2}))
+    console = Console(width=400)
+    with console.capture() as printed:
+        assert abort_transactions(config, console, lambda _: True)
+    unknown, held_back, aborted = printed.get().splitlines()
+    assert "can't be read: " in unknown
+    assert "__transaction_state" in unknown
+    assert held_back == f"held back: {outputs[0]}-0 can be read up to offset 0, 1 offsets before its end"
+    assert aborted.startswith(f"aborted: {name}-0, {name}-1; nothing")
+    with pytest.raises(KafkaException):
+        left.commit_transaction()

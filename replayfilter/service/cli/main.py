@@ -19,6 +19,7 @@ from replayfilter.service.cli import (
     redrive_commands,
     run_commands,
     stamp_commands,
+    transaction_commands,
 )
 from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, REPLACED, USAGE, print_errors, wants_debug
 from replayfilter.watermark.commands import app as watermark
@@ -52,7 +53,14 @@ app = typer.Typer(
     help="Reads Kafka topics in which records may appear twice, and writes each record exactly once to "
     "unique, duplicate, expired or error.",
 )
-for commands in (run_commands, inspect_commands, redrive_commands, stamp_commands, demo_commands):
+for commands in (
+    run_commands,
+    inspect_commands,
+    redrive_commands,
+    transaction_commands,
+    stamp_commands,
+    demo_commands,
+):
     commands.add_to(app)
 app.add_typer(watermark, name="watermark")
 

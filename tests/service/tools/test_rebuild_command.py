@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Producer
 
 from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS
@@ -19,14 +19,11 @@ from replayfilter.errors import BrokerError, CheckpointError, ConfigError
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.checkpoint import IDENTITY, REBUILDING
-from replayfilter.service.runtime.plan import pipeline_settings_of
 from replayfilter.service.tools.rebuild import rebuild_plan
 from replayfilter.service.tools.rebuild.rebuild_job import check_rebuildable, prepare_checkpoint, summary
 from replayfilter.service.tools.rebuild.rebuild_plan import (
     Reading,
-    await_end_of_service,
     check_unmoved,
-    end_open_transactions,
     plan_reading,
 )
 from replayfilter.spark.checkpoint_folder import LocalFolder
@@ -35,7 +32,7 @@ from tests.support.configs import config_with
 from tests.support.deployment import Deployment
 from tests.support.example_plan import settings_with
 from tests.support.halves import Halves
-from tests.support.service_process import Checkpoint, ServiceProcess, wait_for
+from tests.support.service_process import Checkpoint, ServiceProcess
 
 PARTITIONS = 4
 
@@ -177,23 +174,6 @@ def test_a_transaction_that_is_open_in_an_output_is_waited_for(
     assert reading_of(deployment).ranges[unique, 1] == (0, 2)  # the record, and the transaction's marker
 
 
-def test_the_transaction_of_a_killed_service_is_ended(deployment: Deployment) -> None:
-    deployment.create()
-    deployment.write(1, partition=0)
-    deployment.commit({0: 1})
-    unique, lane = f"{deployment.name}.unique", f"{deployment.name}-1"
-    plan = pipeline_settings_of(config_from(deployment.data()), deployment.inspect(from_committed=True))
-    killed = Producer({"bootstrap.servers": deployment.bootstrap, "transactional.id": lane, "log_level": 0})
-    killed.init_transactions()
-    killed.begin_transaction()
-    killed.produce(unique, b"v", partition=1)
-    killed.flush()
-    end_open_transactions(plan, deployment.cluster)
-    assert reading_of(deployment).ranges[unique, 1] == (0, 2)  # the aborted record, and the marker
-    with pytest.raises(KafkaException):
-        killed.commit_transaction()
-
-
 def test_offsets_that_move_during_a_rebuild_are_noticed(deployment: Deployment) -> None:
     deployment.create()
     deployment.write(9, partition=0)
@@ -212,21 +192,6 @@ def test_nothing_delivered_is_nothing_to_rebuild(deployment: Deployment) -> None
     deployment.commit({0: 0, 1: 0}, FIRST)
     with pytest.raises(CheckpointError, match="has delivered nothing"):
         reading_of(deployment)
-
-
-def test_a_service_that_is_alive_is_refused(deployment: Deployment) -> None:
-    deployment.create()
-    said: list[str] = []
-    await_end_of_service(deployment.cluster, deployment.name, said.append)
-    assert said == []
-    member = Consumer({"bootstrap.servers": deployment.bootstrap, "group.id": deployment.name})
-    member.subscribe([deployment.name])
-    name = deployment.name
-    wait_for(lambda: member.poll(0.1) is None and bool(deployment.cluster.members(name)), 60, "not joined")
-    with pytest.raises(BrokerError, match="a service of this name is running"):
-        await_end_of_service(deployment.cluster, deployment.name, said.append, limit=0)
-    member.close()
-    await_end_of_service(deployment.cluster, deployment.name, said.append)
 
 
 def test_the_summary_says_what_is_not_known() -> None:

@@ -25,10 +25,14 @@ from replayfilter.service.runtime.preflight import Findings
 from replayfilter.service.tools.own_stamps import own_pids
 from replayfilter.service.tools.rebuild.rebuild_plan import (
     Reading,
-    await_end_of_service,
     check_unmoved,
-    end_open_transactions,
     plan_reading,
+)
+from replayfilter.service.tools.transactions.open_transactions import (
+    await_end_of_service,
+    end_transactions,
+    find_open,
+    own_ids,
 )
 from replayfilter.spark.checkpoint_folder import CheckpointFolder
 from replayfilter.spark.rebuild_query import rebuild_state
@@ -96,8 +100,9 @@ def rebuild(
     assert findings.identity is not None
     plan = replace(pipeline_settings_of(config, findings), log_level=log_level)
     cluster = Cluster(config.kafka.bootstrap, config.client_options())
-    await_end_of_service(cluster, config.service.name, console.print)
-    end_open_transactions(plan, cluster)
+    why = "this rebuild would not know what it delivers"
+    await_end_of_service(cluster, config.service.name, why, console.print)
+    end_transactions(config, own_ids(config, find_open(config, cluster), plan.lanes))
     reading = plan_reading(config, findings, cluster)
     topics, outputs = findings.topics, config.output_topics().values()
     pids = own_pids(cluster.id, config.service.name, topics, config.input.topics, outputs)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from confluent_kafka import KafkaException, Producer
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError, CheckpointError
 from replayfilter.kafka.admin import Cluster
-from replayfilter.kafka.client_settings import lane_settings
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.reader import Range
-from replayfilter.kafka.transactions import LaneStats, discard, initialise
 from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.preflight import Findings
-from replayfilter.spark.pipeline_settings import PipelineSettings
+from replayfilter.service.tools.transactions.open_transactions import POLL_SECONDS, held_back_of
 
-MEMBER_SECONDS = 60.0  # a service stays a member of its group for session.timeout.ms, 45 s, after its end
 SETTLE_SECONDS = 10.0  # the end of a transaction is written in milliseconds
-POLL_SECONDS = 0.5
 
 Ranges = dict[InputPartition, Range]
 
@@ -37,52 +31,6 @@ class Reading:
     ranges: Ranges
     ends: dict[InputPartition, int]
     notes: list[str]
-
-
-def await_end_of_service(
-    cluster: Cluster, service: str, say: Callable[[str], None], limit: float = MEMBER_SECONDS
-) -> None:
-    """Wait until the group has no member. Raises BrokerError if it still has one after ``limit`` seconds."""
-    deadline, told = time.monotonic() + limit, False
-    while hosts := cluster.members(service):
-        if time.monotonic() > deadline:
-            raise BrokerError(
-                f"service.name = {service}: its consumer group has a member at "
-                f"{', '.join(sorted(set(hosts)))}, so a service of this name is running; stop it, since this "
-                "rebuild would not know what it delivers"
-            )
-        if not told:
-            say(
-                f'waiting until the last service has left the consumer group "{service}" (45 s after its end)'
-            )
-        told = True
-        time.sleep(POLL_SECONDS)
-
-
-def end_open_transactions(settings: PipelineSettings, cluster: Cluster) -> None:
-    """End the transactions that a killed service has left open, as its next start would.
-
-    Those of other lanes, if the service had more shards, end by their timeout. Raises BrokerError if Kafka
-    refuses that.
-    """
-    outputs = {
-        (output.topic, number) for output in settings.outputs.values() for number in range(output.partitions)
-    }
-    if not _pending(cluster, sorted(outputs))[1]:
-        return
-    own = lane_settings(settings.bootstrap, settings.options) | {"log_level": 0}  # every failure is raised
-    for lane in range(settings.lanes):
-        id_ = f"{settings.service}-{lane}"
-        producer = Producer(own | {"transactional.id": id_})
-        try:
-            initialise(producer, LaneStats())
-        except KafkaException as error:
-            raise BrokerError(
-                f"the transaction of {id_} could not be ended: {error.args[0].str()}; check that the service "
-                "may use this transactional id, or wait 5 minutes until Kafka ends it"
-            ) from error
-        finally:
-            discard(producer)
 
 
 def plan_reading(config: Config, findings: Findings, cluster: Cluster) -> Reading:
@@ -135,24 +83,16 @@ def _settled_ends(cluster: Cluster, partitions: list[InputPartition]) -> dict[In
     """The ends of output partitions, once no transaction is open in them."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        ends, pending = _pending(cluster, partitions)
-        if not pending:
-            return ends
+        held_back = held_back_of(cluster, partitions)
+        if not held_back:
+            return cluster.end_offsets(partitions)
         if time.monotonic() > deadline:
-            topic, number = pending[0]
+            topic, number = held_back[0].partition
             raise BrokerError(
                 f"{topic}-{number}: a transaction is open, perhaps of a service that was killed during a "
                 "delivery; wait 5 minutes until Kafka ends it, and rebuild again"
             )
         time.sleep(POLL_SECONDS)
-
-
-def _pending(
-    cluster: Cluster, partitions: list[InputPartition]
-) -> tuple[dict[InputPartition, int], list[InputPartition]]:
-    """The ends of partitions as a reader sees them, and the partitions in which a transaction is open."""
-    ends, written = cluster.end_offsets(partitions), cluster.written_ends(partitions)
-    return ends, sorted(partition for partition in partitions if ends[partition] < written[partition])
 
 
 def _deleted(lost: list[InputPartition], begins: dict[InputPartition, int], what: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""``replayfilter transactions``: those that are open, and an end for those that a dead service has left."""
