@@ -29,6 +29,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 HOUR = 3_600_000
 NOW = 1_000 * HOUR  # event time: long ago, so that no record is in the future
 PID = 7
+TRACE: Headers = [
+    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("tracestate", b"a=1"),
+]
 
 
 def stamp(offset: int, partition: int = 0) -> bytes:
@@ -47,16 +51,16 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
     pipeline = Pipeline(bootstrap, tmp_path, "every", partitions=3)
     future = int(time.time() * 1000) + HOUR
     big = order(9, NOW, text="x" * 990_000)
-    headers = [("trace", b"\x00\xff"), ("trace", b"2"), ("none", None), ("empty", b"")]
+    headers = [*TRACE, ("trace", b"\x00\xff"), ("trace", b"2"), ("none", None), ("empty", b"")]
     sent = [
         record(order(1, NOW), stamp(0), 2, headers),
-        record(order(1, NOW), stamp(1), 2),  # duplicate
-        record(order(2, NOW - HOUR), stamp(2), 2),  # expired
-        record(order(3, NOW), stamp(1), 2),  # replay
-        record(None, stamp(3), 2),  # tombstone
-        record(b"", stamp(4), 2),
+        record(order(1, NOW), stamp(1), 2, TRACE),  # duplicate
+        record(order(2, NOW - HOUR), stamp(2), 2, TRACE),  # expired
+        record(order(3, NOW), stamp(1), 2, TRACE),  # replay
+        record(None, stamp(3), 2, TRACE),  # tombstone
+        record(b"", stamp(4), 2, TRACE),
         record(b"{", stamp(5), 2, headers),
-        record(order(4, future), stamp(6), 2),
+        record(order(4, future), stamp(6), 2, TRACE),
         record(order(5, NOW), b"no stamp", 2),
         record(order(6, NOW), None, 2),
         record(big, stamp(7), 2),
@@ -71,10 +75,10 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
     assert found[0].headers == headers
     pid = pipeline.settings.output_pids["every.unique"]["every"]
     assert [row.key for row in found] == [Stamp(pid, 2, offset).to_bytes() for offset in (0, 8, 9, 10)]
-    assert pipeline.values(Route.DUPLICATE) == [order(1, NOW)]
+    assert [(row.value, row.headers) for row in pipeline.read(Route.DUPLICATE)] == [(order(1, NOW), TRACE)]
     assert pipeline.values(Route.EXPIRED) == [order(2, NOW - HOUR)]
     assert [row.headers for row in pipeline.read(Route.EXPIRED)] == [
-        [("rf-late-by", b"%d" % HOUR), *place("every", 2, 2)]
+        [*TRACE, ("rf-late-by", b"%d" % HOUR), *place("every", 2, 2)]
     ]
     assert pipeline.values(Route.REPLAY) == []
 
@@ -82,7 +86,8 @@ def test_every_route(bootstrap: str, tmp_path: Path) -> None:
     assert [row.value for row in errors] == [None, b"", b"{", order(4, future)]
     assert [dict(row.headers)["rf-reason"] for row in errors] == [b"empty", b"empty", b"json", b"future"]
     assert [dict(row.headers)["rf-stage"] for row in errors] == [b"decode"] * 3 + [b"route"]
-    assert errors[2].headers[:4] == headers
+    assert errors[2].headers[:6] == headers
+    assert all(row.headers[:2] == TRACE for row in errors)
     assert all(dict(row.headers)["rf-message"] for row in errors)
     assert [row.headers[-3:] for row in errors] == [place("every", 2, offset) for offset in (4, 5, 6, 7)]
 
@@ -107,7 +112,7 @@ def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_pat
     pipeline.publish([
         record(order(1, 0), b"a", 1, [("rf-stamp", b"?"), ("rf-stamp", stamp(5)), ("x", b"1")]),
         record(order(1, 0), None, 1, [("rf-stamp", stamp(6))]),
-        record(order(1, 0), b"a", 1, [("rf-stamp", stamp(6))]),
+        record(order(1, 0), b"a", 1, [*TRACE, ("rf-stamp", stamp(6))]),
         record(order(2, 0), stamp(9), 1),
         record(order(2, 0), b"b", 1, [("rf-stamp", stamp(7)), ("rf-stamp", b"last one wins")]),
     ])  # fmt: skip
@@ -115,7 +120,8 @@ def test_header_stamps_kept_keys_and_a_topic_for_replays(bootstrap: str, tmp_pat
     unique = pipeline.read(Route.UNIQUE)
     assert [(row.key, row.value) for row in unique] == [(b"a", order(1, 0)), (None, order(1, 0))]
     assert unique[0].headers == [("rf-stamp", b"?"), ("rf-stamp", stamp(5)), ("x", b"1")]
-    assert [(row.partition, row.key) for row in pipeline.read(Route.REPLAY)] == [(0, b"a")]
+    (replay,) = pipeline.read(Route.REPLAY)
+    assert (replay.partition, replay.key, replay.headers[:2]) == (0, b"a", TRACE)
     errors = pipeline.read(Route.ERROR)
     assert [row.key for row in errors] == [stamp(9), b"b"]
     assert [dict(row.headers)["rf-reason"] for row in errors] == [b"stamp", b"stamp"]

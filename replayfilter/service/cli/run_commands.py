@@ -80,10 +80,10 @@ def run(
 ) -> None:
     """Run the service. SIGTERM or Ctrl-C: finish the current batch, then exit."""
     from replayfilter.service.runtime.checkpoint import IDENTITY, open_checkpoint, owned
-    from replayfilter.service.runtime.console import Reporter
-    from replayfilter.service.runtime.json_log import JsonLog
     from replayfilter.service.runtime.plan import pipeline_settings_of
     from replayfilter.service.runtime.preflight import inspect
+    from replayfilter.service.runtime.reporting.console import Reporter
+    from replayfilter.service.runtime.reporting.json_log import JsonLog
     from replayfilter.service.runtime.run import serve
     from replayfilter.service.runtime.supervision import StopSignals
     from replayfilter.service.tools.state_command import read_changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from replayfilter.core.watermark.laggards import Laggards
@@ -29,7 +30,7 @@ STAGES = ("decode", "route", "deliver")
 class Batch:
     """One finished batch.
 
-    ``at``: when it ended, Unix seconds.
+    ``at``: when its report was read, Unix seconds. ``began``: when it began to work, Unix seconds.
     ``records``: how many it read.
     ``seconds``: by step: ``offsets`` (asking Kafka for them), ``planning``, ``log`` (Spark's own), ``run``
     (the tasks) and ``total``. Time that the source waited for records is left out.
@@ -42,6 +43,7 @@ class Batch:
 
     number: int
     at: float
+    began: float
     records: int
     seconds: dict[str, float]
     counts: dict[str, int]
@@ -94,9 +96,13 @@ def read_batch(progress: Mapping[str, Any], at: float) -> Batch:
     seconds = {step: sum(durations.get(name, 0) for name in names) / 1000 for step, names in _STEPS.items()}
     for step in _WAITING_STEPS:
         seconds[step] = max(0.0, seconds[step] - end.waited_us / 1e6)
+    began = at - seconds["total"]
+    if timestamp := progress.get("timestamp"):  # of the trigger; then the source waited
+        began = datetime.fromisoformat(timestamp).timestamp() + end.waited_us / 1e6
     return Batch(
         number=int(progress["batchId"]),
         at=at,
+        began=began,
         records=records_in(counts),
         seconds=seconds,
         counts=counts,

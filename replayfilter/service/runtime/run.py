@@ -21,11 +21,12 @@ from replayfilter.service.monitor.status import Status
 from replayfilter.service.monitor.storage import EVERY_SECONDS, EVERY_SECONDS_ELSEWHERE, StoragePoller
 from replayfilter.service.monitor.topics_poller import TopicsPoller
 from replayfilter.service.runtime.checkpoint import SPARK, spark_progress
-from replayfilter.service.runtime.console import Reporter
 from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
-from replayfilter.service.runtime.json_log import JsonLog
 from replayfilter.service.runtime.plan import with_topics
 from replayfilter.service.runtime.preflight import Findings
+from replayfilter.service.runtime.reporting.batch_spans import BatchSpans, batch_spans
+from replayfilter.service.runtime.reporting.console import Reporter
+from replayfilter.service.runtime.reporting.json_log import JsonLog
 from replayfilter.service.runtime.roster_poller import RosterPoller
 from replayfilter.service.runtime.supervision import StopSignals, Supervisor
 from replayfilter.settings.variables import expand
@@ -52,14 +53,17 @@ def serve(
     """
     status = Status(config.service.name, config.http.stale_after / 1e6, shown_config(config), time.time())
     with ExitStack() as running:
-        # What observes the service: the watermark servers, the status page with its pollers, the log.
+        # What observes the service: the watermark servers, the status page with its pollers, spans, the log.
         client = _connect_watermark(config, running)
         if config.http.port:
             _start_monitoring(config, plan, checkpoint, status, reporter, running)
+        spans = batch_spans(config.service.name, reporter.warning)
+        if spans is not None:
+            running.enter_context(spans)
         running.enter_context(reporter)
 
         # The service itself.
-        on_batch = _batch_handler(config.service.name, status, reporter, client)
+        on_batch = _batch_handler(config.service.name, status, reporter, client, spans)
         settings = client_settings(config.kafka.bootstrap, config.client_options())
         membership = running.enter_context(Membership(settings, plan.service, plan.topics))
         begun = RecordedDecisions(checkpoint, reporter.info)
@@ -102,7 +106,11 @@ def _start_monitoring(
 
 
 def _batch_handler(
-    service: str, status: Status, reporter: Reporter | JsonLog, client: WatermarkClient | None
+    service: str,
+    status: Status,
+    reporter: Reporter | JsonLog,
+    client: WatermarkClient | None,
+    spans: BatchSpans | None,
 ) -> Callable[[Progress], None]:
     """What is called with Spark's progress after each batch."""
     warned = False
@@ -112,6 +120,8 @@ def _batch_handler(
         batch = read_batch(progress, time.time())
         status.add_batch(batch)
         reporter.batch(batch)
+        if spans is not None:
+            spans.send(batch)
         unlikely = batch.counts.get("unlikely_stamps", 0)
         if unlikely and not warned:
             warned = True

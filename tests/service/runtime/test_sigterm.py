@@ -1,4 +1,7 @@
-"""SIGTERM: the service finishes the current batch, exits with 0, and continues there at the next start."""
+"""SIGTERM: the service finishes the current batch, exits with 0, and continues there at the next start.
+
+Before it ends it sends the span of each batch.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from replayfilter.demo.kafka_io import create_topic, publish, read_topic
 from replayfilter.demo.stream import OUTPUTS, expected_routes, generate
 from replayfilter.demo.walkthrough import PARTITIONS, write_config
 from replayfilter.devbroker import DevBroker
+from tests.support.otlp_receiver import OtlpReceiver
 from tests.support.service_process import Checkpoint, ServiceProcess, open_transactions, paced, wait_for
 
 pytestmark = pytest.mark.spark
@@ -38,12 +42,15 @@ def await_end_of_processes(service: ServiceProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigterm_finishes_the_batch_and_the_next_start_continues(tmp_path: Path) -> None:
+def test_sigterm_finishes_the_batch_and_the_next_start_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(3)
     end_ms = int(time.time() * 1000)
     stream = generate(RECORDS, end_ms=end_ms, seed=3)
     expected = expected_routes(stream, end_ms=end_ms)
-    with DevBroker() as broker, ThreadPoolExecutor(1) as aside:
+    with DevBroker() as broker, ThreadPoolExecutor(1) as aside, OtlpReceiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         config = write_config(tmp_path, broker.bootstrap, NAME, batch_records=2_000)
         outputs = [f"{NAME}.{route}" for route in OUTPUTS]
         for topic in (NAME, *outputs):
@@ -68,3 +75,6 @@ def test_sigterm_finishes_the_batch_and_the_next_start_continues(tmp_path: Path)
         found = {route: read_topic(broker.bootstrap, f"{NAME}.{route}") for route in OUTPUTS}
     for verdict in compare(stream, expected, found).values():
         assert verdict.ok, verdict
+    batches = sorted(span["replayfilter.batch"] for span in receiver.attributes())
+    assert batches == list(range(checkpoint.committed() + 1))
+    assert sum(span["messaging.batch.message_count"] for span in receiver.attributes()) == RECORDS

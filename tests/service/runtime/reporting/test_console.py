@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from replayfilter.service.monitor.batch import Batch, read_batch
-from replayfilter.service.runtime.console import Reporter
+from replayfilter.service.runtime.reporting.console import Reporter
 
 
 def progress(batch: int, **counts: int | None) -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replayfilter.errors import DeliveryError
-from replayfilter.service.runtime.json_log import JsonLog
+from replayfilter.service.runtime.reporting.json_log import JsonLog
 from tests.support.batches import batch
 
 

@@ -13,7 +13,7 @@ from replayfilter.service.monitor.batch import Batch
 
 
 class JsonLog:
-    """Writes to ``out``. Used in place of :class:`~replayfilter.service.runtime.console.Reporter`."""
+    """Writes to ``out``. Used in place of :class:`console.Reporter`."""
 
     def __init__(self, service: str, out: TextIO | None = None) -> None:
         self._last_batch: int | None = None
