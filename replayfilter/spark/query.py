@@ -24,6 +24,7 @@ from replayfilter.spark.first_offsets import as_member
 from replayfilter.spark.hadoop_folder import storage_errors
 from replayfilter.spark.pipeline import OBSERVED, ROWS, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
+from replayfilter.spark.scratch import ShuffleFiles
 from replayfilter.spark.session import start_session
 from replayfilter.spark.source import last_planned_ends
 
@@ -88,6 +89,7 @@ class Service:
         self._membership, self._joined_as = membership, b""
         self._on_batch = on_batch
         self._query: StreamingQuery | None = None
+        self._shuffle_files: ShuffleFiles | None = None
         self._last_seen = -1
         self._last_report = ""  # its time
         self._limit = settings.batch_records
@@ -119,6 +121,7 @@ class Service:
                 settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
             limit = min(self._limit, batch_limit(settings))
             session = start_session(settings, self._shared)
+            self._shuffle_files = self._shuffle_files or ShuffleFiles(session)
             settings = replace(settings, max_message_bytes=_max_message_bytes(settings))
             if self._membership is not None:
                 settings = as_member(settings, last_planned_ends(session, settings), self._membership)
@@ -214,6 +217,7 @@ class Service:
         latest = query._jsq.lastProgress()  # query.lastProgress makes and parses JSON at each call
         if latest is None or latest.timestamp() == self._last_report:
             return
+        bound = self._shuffle_files.next_id() if self._shuffle_files else 0
         self._last_report, last = latest.timestamp(), query.lastProgress
         if last is None or last["batchId"] <= self._last_seen:
             return
@@ -230,6 +234,8 @@ class Service:
                     callback(as_dict)
         if _is_idle(last):  # all batches before it are finished, even if Spark has dropped their progress
             self._last_seen = max(self._last_seen, last["batchId"] - 1)
+        if self._shuffle_files:
+            self._shuffle_files.finish(self._last_seen, bound)
 
     def _check_size(self, progress: Progress) -> None:
         """Request a restart with fewer records per batch if this batch was too large.

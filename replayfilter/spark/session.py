@@ -21,6 +21,7 @@ from replayfilter.jvm.java import java
 from replayfilter.settings.value_types import HADOOP_SCHEMES
 from replayfilter.spark.local_files import use_local_files
 from replayfilter.spark.pipeline_settings import PipelineSettings
+from replayfilter.spark.scratch import take_folder
 
 _TASK_ATTEMPTS = 4  # with plain local[n], Spark doesn't retry a failed task
 _ARROW_BATCH_BYTES = 16 << 20  # 4,000 records of 1 MB would be more than Arrow can hold
@@ -62,6 +63,7 @@ _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.shuffle.compress": "false",  # shuffle files stay in the page cache
+    "spark.shuffle.checksum.enabled": "false",  # it only explains a failed read, and costs a tenth of the JVM
 }
 
 # Lines that Spark prints at every start, at any log level; the second comes from a Python worker.
@@ -107,7 +109,14 @@ def start_jvm(conf: SparkConf, shared: Sequence[int] = ()) -> Any:
     if SparkContext._gateway is None:
         os.environ["PYSPARK_PYTHON"] = sys.executable  # the stateful stage reads no other setting
         os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
-        _launch_jvm(conf, "replayfilter.log=off" in str(conf.get("spark.driver.extraJavaOptions")), shared)
+        folder, lock = take_folder()
+        options = conf.get("spark.driver.extraJavaOptions", "")
+        conf.set("spark.driver.extraJavaOptions", f'{options} "-Djava.io.tmpdir={folder}"')
+        try:
+            _launch_jvm(conf, "replayfilter.log=off" in str(options), [*shared, lock])
+        finally:
+            os.close(lock)  # the JVM holds it
+        SparkContext._jvm.java.io.File(str(folder)).deleteOnExit()  # type: ignore[union-attr]  # it has started
     return SparkContext._jvm
 
 
