@@ -21,11 +21,13 @@ from replayfilter.errors import ReplayfilterError
 
 if TYPE_CHECKING:
     from replayfilter.client.consumer import FilteringConsumer
+    from replayfilter.client.file_sink import FileSink
     from replayfilter.client.pids import pid_for_topic
     from replayfilter.client.producer import StampingProducer
 
 __all__ = [
     "STAMP_HEADER",
+    "FileSink",
     "FilteringConsumer",
     "ReplayFilter",
     "ReplayfilterError",
@@ -41,6 +43,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY = {
+    "FileSink": "replayfilter.client.file_sink",
     "FilteringConsumer": "replayfilter.client.consumer",
     "StampingProducer": "replayfilter.client.producer",
     "pid_for_topic": "replayfilter.client.pids",

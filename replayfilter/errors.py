@@ -5,7 +5,7 @@
     ├── StampError         a stamp, pid or producer setting that would break replay filtering
     ├── BrokerError        Kafka can't be reached, or refuses a request
     ├── CheckpointError    the checkpoint can't be used: other shards, other keys, or lost offsets
-    ├── StorageError       the checkpoint's file system can't be reached, or refuses a request
+    ├── StorageError       the checkpoint's file system, or a file sink's folder, can't be used
     ├── RegistryError      the schema registry can't be reached, or refuses a request
     │   └── UnknownSchemas it does not know the ids of some schemas
     ├── DeliveryError      a lane can't deliver its part of a batch, or a producer its records
@@ -66,7 +66,7 @@ class CheckpointError(ReplayfilterError):
 
 
 class StorageError(ReplayfilterError):
-    """The file system of the checkpoint can't be reached, or refuses a request."""
+    """The file system of the checkpoint or of a file sink can't be reached, or refuses a request."""
 
 
 class DeliveryError(ReplayfilterError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from replayfilter import FilteringConsumer, Stamp, StampingProducer, pid_for_topic
@@ -31,7 +32,7 @@ def example(way: str, bootstrap: str, **topics: str) -> str:
 
 def test_each_way_takes_ten_lines() -> None:
     ways = dict(BLOCK.findall(GUIDES))
-    assert ways.keys() == {"producer", "own", "spark", "consumer", "store", "pubsub"}
+    assert ways.keys() == {"producer", "own", "spark", "consumer", "store", "pubsub", "files"}
     assert all(len(code.strip().splitlines()) <= 10 for code in ways.values())
 
 
@@ -88,16 +89,33 @@ def test_file(bootstrap: str, tmp_path: Path) -> None:
     assert [m.value() for m in read_all(bootstrap, orders)] == [b"{}", b"[]"]
 
 
+def test_files(bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = new_topic(bootstrap, "orders.unique")
+    with StampingProducer({"bootstrap.servers": bootstrap}, orders, 7) as producer:
+        producer.produce(0, 5, b"5")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"running": lambda: not names["sink"]._waiting}
+    exec(example("files", bootstrap, orders_unique=orders), names)
+    (path,) = (tmp_path / "archive").glob("*.parquet")
+    assert path.name == f"{orders}+0+0000000000+0000000000.parquet"
+    assert pq.read_table(path)["value"].to_pylist() == [b"5"]
+
+
 def test_pubsub(bootstrap: str) -> None:
     orders = new_topic(bootstrap, "orders")
     names: dict[str, Any] = {}
     exec(example("pubsub", bootstrap, orders=orders), names)
     acked: list[bool] = []
     callback: Callable[[Any], None] = names["callback"]
-    for _ in range(2):  # the second time is a redelivery
-        callback(SimpleNamespace(message_id="17", data=b"x", ack=lambda: acked.append(True)))
-    assert [m.headers() for m in read_all(bootstrap, orders)] == [[("message-id", b"17")]] * 2
-    assert len(acked) == 2
+    for message_id in ("17", "17", "18"):  # the second time is a redelivery
+        attributes = {"event-id": "e"} if message_id == "18" else {}
+        message = SimpleNamespace(
+            message_id=message_id, attributes=attributes, data=b"x", ack=lambda: acked.append(True)
+        )
+        callback(message)
+    found = [dict(m.headers() or [])["message-id"] for m in read_all(bootstrap, orders)]
+    assert found == [b"17", b"17", b"e"]
+    assert len(acked) == 3
 
 
 @pytest.mark.parametrize("module", ["pyspark", "java"])
