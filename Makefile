@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java test-storage classes images docs lint types bench bench-quick bench-guard peers fuzz sim mutants schemas jars lock clean java
+.PHONY: help demo test test-library test-kafka test-pipeline test-compose test-peers test-java test-storage classes images docs lint types bench bench-quick bench-guard peers fuzz sim mutants schemas sbom jars lock clean java
 
 PYTHON := $(shell for each in python3.11 python3; do \
 	$$each -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$each && break; done)
@@ -34,6 +34,7 @@ help:
 	@echo "                   SIM_SECONDS=60 for more or less, SEED=4711 for one history in words"
 	@echo "make mutants       how many histories find each defect that is put into the code on purpose"
 	@echo "make schemas       schemas/ from the code"
+	@echo "make sbom          build/bom.json: every package and jar of a service, in CycloneDX"
 	@echo "make lock          resolve all versions into requirements/*.txt and replayfilter/jvm/jars.lock (needs uv)"
 	@echo "make clean         remove the virtual environment and all caches in this folder"
 
@@ -144,6 +145,11 @@ mutants: .venv/dev.installed
 
 schemas: .venv/dev.installed
 	$(BIN)/python schemas/remake.py
+
+# What a service consists of, in CycloneDX.
+sbom: .venv/service.installed
+	@mkdir -p build
+	$(BIN)/python requirements/sbom.py build/bom.json
 
 # Fetches the jars that are not in the user's cache yet.
 jars: .venv/service.installed
