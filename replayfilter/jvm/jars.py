@@ -6,7 +6,7 @@ folder is `$REPLAYFILTER_JARS` if that is set, so that a container image can con
 `replayfilter/jars` in `$XDG_CACHE_HOME` or `~/.cache`.
 
 Other sets are fetched only when tests and benchmarks ask for them: Spark's own Kafka connector, for Spark
-jobs of users, and HDFS.
+jobs of users, Kafka's tools, and HDFS.
 
     python -m replayfilter.jvm.jars           fetch the broker's now
     python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml and rewrite the lock
@@ -32,6 +32,9 @@ from replayfilter.jvm.java import java
 LOCK = Path(__file__).with_name("jars.lock")
 
 _WITHOUT_PYSPARK = {"kafka"}  # sets with all that they need
+_WITH_BROKER = {
+    "tools"
+}  # sets that are used together with the broker's, and of which only the roots are needed
 # Fetches exactly the jars that are named: no POM is read, so no dependency is added that is not in the lock.
 _NO_POMS = """<ivysettings>
   <settings defaultResolver="public"/>
@@ -189,7 +192,8 @@ def _ivy_jar() -> Path:
 def lock(pyproject: Path) -> None:
     """Resolve the jars in `[tool.replayfilter.jars]` and everything they depend on, and write the lock.
 
-    Of the sets that are used together with PySpark's own jars, what PySpark has already is left out.
+    Of the sets that are used together with PySpark's own jars, what PySpark has already is left out; of
+    those that are used together with the broker's, all dependencies.
     """
     roots = tomllib.loads(pyproject.read_text("utf-8"))["tool"]["replayfilter"]["jars"]
     shipped = {jar.name.rpartition("-")[0] for jar in _pyspark_jars().glob("*.jar")}
@@ -197,7 +201,8 @@ def lock(pyproject: Path) -> None:
     lines = [f"# Written by {written_by} from [tool.replayfilter.jars] in pyproject.toml."]
     for kind, coordinates in roots.items():
         with tempfile.TemporaryDirectory() as scratch:
-            got = _ivy([Module.parse(root) for root in coordinates], Path(scratch), settings=None)
+            settings = _NO_POMS if kind in _WITH_BROKER else None
+            got = _ivy([Module.parse(root) for root in coordinates], Path(scratch), settings)
             left_out = set() if kind in _WITHOUT_PYSPARK else shipped
             hashes = {module: _sha256(jar) for module, jar in got.items() if module.name not in left_out}
         lines += ["", f"[{kind}]", "roots = [", *(f'    "{root}",' for root in coordinates), "]"]
