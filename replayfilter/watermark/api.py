@@ -70,7 +70,7 @@ class StageLows(Struct):
 
 
 class Reported(Struct):
-    """The response to reports, sent once they are on disk.
+    """The response to reports, sent once they are stored.
 
     ``unknown``: names that are in no roster, at most 100 of ``unknown_count``. ``stale``: how many reports
     were older than what the server has; only their times were used.

@@ -10,7 +10,6 @@ import anyio.to_thread
 
 from replayfilter.watermark import api, responses
 from replayfilter.watermark.server_config import ServerConfig
-from replayfilter.watermark.store import HistoryPoint, Store
 from replayfilter.watermark.table import Table
 from replayfilter.watermark.times import parse_time
 from replayfilter.watermark.writer import TableWriter
@@ -132,14 +131,7 @@ class Handlers:
         responses.find_stage(snapshot, name)
         since = snapshot.at_us - request.query["seconds"] * 10**6
 
-        def read() -> list[HistoryPoint]:
-            store = Store(self.config.server.store)  # its own connection: the writer's belongs to its thread
-            try:
-                return store.history(name, since, MAX_HISTORY_POINTS)
-            finally:
-                store.close()
-
-        points = await anyio.to_thread.run_sync(read)
+        points = await anyio.to_thread.run_sync(self.writer.history, name, since, MAX_HISTORY_POINTS)
         columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], []]
         return api.History(name, *columns)
 
@@ -148,6 +140,11 @@ class Handlers:
         snapshot = self.writer.snapshot()
         stages = [responses.health_of(snapshot, name) for name in snapshot.stages]
         return api.Health("active", self.writer.epoch, list(self.writer.errors), stages)
+
+    async def ready(self, request: CheckedRequest) -> api.Alive:
+        """The same, but only of the active server: a standby refuses."""
+        self.writer.snapshot()
+        return await self.alive(request)
 
     async def alive(self, request: CheckedRequest) -> api.Alive:
         """Whether the server runs, and whether it is the active one."""
@@ -180,7 +177,7 @@ _END = Parameter(
 
 ROUTES = [
     Route("POST", "/v1/report", "post_report", Handlers.report,
-          "Report progress; the response is sent once the report is on disk",
+          "Report progress; the response is sent once the report is stored",
           api.Reported, api.Reports, errors=(400, 404, 413)),
     Route("GET", "/v1/stages", "get_table", Handlers.table, "The whole table", api.Table),
     Route("GET", "/v1/low", "get_low", Handlers.low, "The global low watermark", api.Low),
@@ -211,5 +208,7 @@ ROUTES = [
           Handlers.forget_partition, "Forget an input partition: nothing more is expected from it",
           api.StageState, errors=(404,)),
     Route("GET", "/health", "get_alive", Handlers.alive, "Whether this server runs, and whether it is active",
+          api.Alive, open=True),
+    Route("GET", "/readyz", "get_ready", Handlers.ready, "Whether this server is the active one: 503 if not",
           api.Alive, open=True),
 ]  # fmt: skip

@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from replayfilter.core.watermark.stages import Stages
 from replayfilter.errors import ConfigError
+from replayfilter.kafka.client_settings import unusable_options
 from replayfilter.settings.messages import explain, format_setting, path_of
 from replayfilter.settings.toml_file import read_toml
-from replayfilter.settings.value_types import Bytes, Duration, Share
+from replayfilter.settings.value_types import Brokers, Bytes, Duration, Options, Share, Topic
 from replayfilter.settings.variables import expand, unset_variables
 from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
+KAFKA = "kafka:"  # the start of a store that is a topic
 _STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 
 
@@ -39,6 +41,22 @@ class Server(_Section):
     max_origins: int = Field(default=100_000, ge=1)
     lease: Annotated[Duration, Field(ge=300_000)] = 3_000_000
     history: Annotated[Duration, Field(ge=60_000_000)] = 24 * 3600 * 10**6
+
+    @property
+    def store_topic(self) -> str | None:
+        """The Kafka topic that is the store; None if it is a file."""
+        return self.store.removeprefix(KAFKA) if self.store.startswith(KAFKA) else None
+
+
+class Kafka(_Section):
+    """The cluster of a store that is a topic. ``options``: client settings in Kafka's own names."""
+
+    bootstrap: Brokers
+    options: Options = Field(default={}, repr=False)
+
+    def expanded_options(self) -> dict[str, str]:
+        """The options with ${VARIABLE} replaced. They may have secrets: never print them."""
+        return {name: expand(text) for name, text in self.options.items()}
 
 
 class StageConfig(_Section):
@@ -60,6 +78,7 @@ class ServerConfig(_Section):
     """The whole configuration, from ``load``. Relative paths start at the folder of the file."""
 
     server: Server = Field(default_factory=Server)
+    kafka: Kafka | None = None
     stages: dict[str, StageConfig]
 
     def token(self) -> str:
@@ -67,7 +86,7 @@ class ServerConfig(_Section):
         return expand(self.server.token)
 
 
-_KEYS = {"server": list(Server.model_fields), "stages": ["<name>"]}
+_KEYS = {"server": list(Server.model_fields), "kafka": list(Kafka.model_fields), "stages": ["<name>"]}
 
 
 def load(path: str | Path) -> ServerConfig:
@@ -87,8 +106,10 @@ def _with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make paths absolute. Values of a wrong type are left as they are, and pydantic reports them."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     server = data.setdefault("server", {})
-    if isinstance(server, dict) and isinstance(server.setdefault("store", Server().store), str):
-        server["store"] = str(folder / server["store"])
+    if isinstance(server, dict):
+        store = server.setdefault("store", Server().store)
+        if isinstance(store, str) and not store.startswith(KAFKA):
+            server["store"] = str(folder / store)
     for name, stage in data.get("stages", {}).items() if isinstance(data.get("stages"), dict) else ():
         if isinstance(stage, dict) and isinstance(stage.get("roster"), str):
             data["stages"][name] = stage | {"roster": str(folder / stage["roster"])}
@@ -97,6 +118,8 @@ def _with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _message(error: Any) -> str:
     path = path_of(error)
+    if error["type"] == "missing" and error["loc"][0] == "kafka":
+        return f'{path}: missing; write where the cluster of server.store is, such as "localhost:9092"'
     if error["type"] == "missing":
         return f"{path}: missing; declare at least one, for example [stages.web] with roster = [...]"
     if error["type"] == "extra_forbidden" and error["loc"][0] == "stages":
@@ -116,6 +139,7 @@ def _cross_check(config: ServerConfig) -> Iterator[str]:
             f'server.host = "{server.host}": reachable from other hosts, but there is no token; set '
             'server.token, for example to "${WATERMARK_TOKEN}", or use 127.0.0.1'
         )
+    yield from _store_errors(config)
     for name, stage in config.stages.items():
         if not _STAGE.fullmatch(name):
             yield f'stages."{name}": not a stage name; use up to 200 of a-z A-Z 0-9 . _ -'
@@ -127,6 +151,26 @@ def _cross_check(config: ServerConfig) -> Iterator[str]:
         Stages({name: stage.upstream for name, stage in config.stages.items()})
     except ValueError as error:
         yield f"stages: {error}"
+
+
+def _store_errors(config: ServerConfig) -> Iterator[str]:
+    setting = format_setting("server.store", config.server.store)
+    if (topic := config.server.store_topic) is not None:
+        try:
+            TypeAdapter(Topic).validate_python(topic)
+        except ValidationError as error:
+            yield f"{setting}: {error.errors()[0]['ctx']['error']}"
+        if config.kafka is None:
+            yield f'{setting}: its cluster is missing; add [kafka] with bootstrap = "host:port"'
+    elif config.kafka is not None:
+        yield f'[kafka]: {setting} is a file; remove the section, or set server.store to "kafka:TOPIC"'
+    usable = {}
+    for name, text in config.kafka.options.items() if config.kafka else ():
+        if missing := ", ".join(unset_variables(text)):
+            yield f"kafka.options.{name}: needs the environment variable {missing}, which is not set; set it"
+        else:
+            usable[name] = expand(text)
+    yield from (unusable_options(usable) | unusable_options(usable, produces=True)).values()
 
 
 def _roster_errors(name: str, stage: StageConfig) -> Iterator[str]:

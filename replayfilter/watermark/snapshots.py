@@ -1,4 +1,4 @@
-"""What readers of the table see: immutable snapshots, published once their contents are on disk."""
+"""What readers of the table see: immutable snapshots, published once their contents are stored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The table writer: one thread that owns the table and the store, holds the lease, and commits in groups.
 
-Readers only see what is on disk, because a snapshot is published after each commit. What a server has
+Readers only see what is stored, because a snapshot is published after each commit. What a server has
 answered therefore still holds after kill -9. A server that has lost the lease, or can't be sure to have it,
 refuses reads too.
 """
@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from replayfilter.watermark.api import RequestError
+from replayfilter.watermark.open_store import open_store
 from replayfilter.watermark.roster_file import read_roster
 from replayfilter.watermark.server_config import ServerConfig
 from replayfilter.watermark.snapshots import Snapshot
 from replayfilter.watermark.stage_row import StageRow
-from replayfilter.watermark.store import FencedError, Store
+from replayfilter.watermark.store import HISTORY_INTERVAL_US, FencedError, HistoryPoint
 from replayfilter.watermark.table import Table
 
 log = logging.getLogger("replayfilter.watermark")
@@ -32,7 +32,6 @@ log = logging.getLogger("replayfilter.watermark")
 MAX_QUEUED = 10_000  # all queued changes go into one commit: the slower the disk, the larger the group
 HEARTBEATS_PER_LEASE = 6
 ROSTER_POLL_US = 1_000_000
-HISTORY_INTERVAL_US = 5_000_000
 
 Change = Callable[[Table, int], Any]
 _Queued = tuple[Change, "asyncio.Future[Any]"]
@@ -49,7 +48,7 @@ class TableWriter:
         self.config = config
         self.epoch = self.active_since_us = 0
         self.errors: list[str] = []
-        self._store = Store(config.server.store)
+        self._store = open_store(config)
         self._lease_s = config.server.lease / 1e6
         self._owner = f"process {os.getpid()} on {socket.gethostname()}"
         self._queue: queue.Queue[_Queued] = queue.Queue(MAX_QUEUED)
@@ -87,14 +86,14 @@ class TableWriter:
         return self._thread.is_alive()
 
     def snapshot(self) -> Snapshot:
-        """The table as it is on disk; RequestError (503) on a standby."""
+        """The table as it is stored; RequestError (503) on a standby."""
         snapshot = self._snapshot
         if snapshot is None or time.monotonic() >= self._lease_until:
             raise _standby_error()
         return snapshot
 
     async def submit(self, change: Change) -> Any:
-        """Run ``change(table, now_us)`` and return its result once the change is on disk.
+        """Run ``change(table, now_us)`` and return its result once the change is stored.
 
         RequestError if ``change`` raises it, if the server is a standby, or if too many changes are queued.
         """
@@ -107,6 +106,10 @@ class TableWriter:
             remedy = "report again later, with the latest state"
             raise RequestError(503, "too many changes are queued", "server", MAX_QUEUED, remedy) from None
         return await result
+
+    def history(self, stage: str, since_us: int, points: int) -> list[HistoryPoint]:
+        """The history of a stage since a time, about ``points`` points. Any thread may call it."""
+        return self._store.history(stage, since_us, points)
 
     async def wait_until(self, condition: Callable[[Snapshot], bool], seconds: float) -> Snapshot:
         """Wait until ``condition`` is true, or the time is over; returns the last snapshot."""
@@ -132,10 +135,9 @@ class TableWriter:
             except FencedError:
                 log.warning("another server has taken over the store; this one is a standby now")
                 self.errors = []
-            except sqlite3.Error as error:
-                log.error("server.store = %s: %s", self._store.path, error)
-                remedy = "check free disk space and the file's permissions"
-                self.errors = [f"server.store = {self._store.path}: {error}; {remedy}"]
+            except self._store.failures as error:
+                self.errors = [f"{self._store.name}: {error}; {self._store.remedy}"]
+                log.error("%s", self.errors[0])
                 self._stopping.wait(self._lease_s / HEARTBEATS_PER_LEASE)
             except Exception as error:  # a bug in one change must not end the service for all others
                 log.exception("unexpected error; the table is read from the store again")

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from rich.console import Console
 
+from replayfilter.core.watermark.stages import Lows
 from replayfilter.errors import BrokerError, DeliveryError
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.client_settings import client_settings
@@ -21,6 +22,8 @@ from replayfilter.service.config.model import Config
 from replayfilter.service.runtime.preflight import Findings, inspect
 from replayfilter.service.tools.topics import create_output_topics
 from replayfilter.service.tools.transactions.transactions_report import abort_transactions
+from replayfilter.watermark.kafka_store import KafkaStore
+from replayfilter.watermark.table import Changes
 from tests.support.deployment import Deployment
 from tests.support.lane_service import LaneService
 from tests.support.secure_broker import Permission, SecureBroker, service_permissions
@@ -163,3 +166,22 @@ def test_open_transactions_are_ended_without_a_view_of_their_log(limited: Limite
     assert aborted.startswith(f"aborted: {name}-0, {name}-1; nothing")
     with pytest.raises(KafkaException):
         left.commit_transaction()
+
+
+def test_a_watermark_store_needs_the_documented_permissions(secure: SecureBroker) -> None:
+    """docs/reference/watermark-server.md#a-store-in-kafka."""
+    topic = f"watermark-{next(_numbers)}"
+    user = f"user-of-{topic}"
+    needed = [
+        *(Permission("topic", topic, each) for each in ("READ", "WRITE", "DESCRIBE_CONFIGS", "CREATE")),
+        Permission("transactional_id", f"replayfilter-watermark-{topic}", "WRITE"),
+    ]
+    connection = topic, secure.address(WAY), secure.options(WAY, user)
+    secure.allow(needed[:-1], user)
+    with closing(KafkaStore(*connection)) as store, pytest.raises(BrokerError, match="transactional id"):
+        store.take_lease(store.lease(), "one")
+    secure.allow(needed[-1:], user)
+    with closing(KafkaStore(*connection)) as store:
+        assert store.take_lease(store.lease(), "one")
+        with store.transaction():
+            store.write({"web": Changes(Lows(3, 2), 1, 4)})

@@ -97,3 +97,30 @@ def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
         result = runner.invoke(app, ["watermark", "serve", str(path)])
     assert result.exit_code == 1
     assert "can't listen there" in result.stderr
+
+
+def test_a_store_in_kafka_needs_a_cluster_and_options_that_can_be_used(tmp_path: Path) -> None:
+    def errors_of(text: str, store: str = "kafka:watermark") -> list[str]:
+        path = write_config(tmp_path, text + STAGES, store=store)
+        result = runner.invoke(app, ["watermark", "serve", str(path)])
+        assert result.exit_code == 2
+        return result.stderr.splitlines()
+
+    (missing,) = errors_of("")
+    assert missing.startswith('server.store = "kafka:watermark": its cluster is missing')
+    (missing,) = errors_of("[kafka]\n")
+    assert missing.startswith("kafka.bootstrap: missing")
+    (name,) = errors_of('[kafka]\nbootstrap = "localhost:9092"\n', "kafka:a topic")
+    assert "not a topic name" in name
+    (unused,) = errors_of('[kafka]\nbootstrap = "localhost:9092"\n', "watermark.db")
+    assert unused.startswith("[kafka]: server.store = ")
+    options = """[kafka]
+bootstrap = "localhost:9092"
+options = {acks = "1", "transaction.timeout.ms" = "5", "sasl.password" = "${NO_SUCH_VARIABLE}"}
+"""
+    heads = sorted(line.split(" ")[0].rstrip(":") for line in errors_of(options))
+    assert heads == [
+        "kafka.options.acks",
+        "kafka.options.sasl.password",
+        "kafka.options.transaction.timeout.ms",
+    ]

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from replayfilter.errors import WatermarkError
-from replayfilter.watermark.store import FencedError, Store
+from replayfilter.watermark.sqlite_store import SqliteStore
+from replayfilter.watermark.store import FencedError
 from tests.support.server_process import ServerProcess, write_config
 
 STAGES = '[stages.web]\nroster = ["a", "b"]'
@@ -88,7 +89,7 @@ def test_waiting_requests_fail_when_the_server_loses_the_lease(tmp_path: Path) -
 
 
 def test_the_store_fences_within_a_transaction(tmp_path: Path) -> None:
-    one, other = Store(tmp_path / "w.db"), Store(tmp_path / "w.db")
+    one, other = SqliteStore(tmp_path / "w.db"), SqliteStore(tmp_path / "w.db")
     seen = one.lease()
     assert one.take_lease(seen, "one")
     assert not other.take_lease(seen, "other"), "the lease has changed since it was read"
@@ -108,9 +109,9 @@ def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but long enough to be taken for the head of one" * 9)
     for path in (tmp_path / "text", tmp_path / "missing" / "w.db", tmp_path):
         with pytest.raises(WatermarkError, match="can't be opened"):
-            Store(path)
+            SqliteStore(path)
     with sqlite3.connect(tmp_path / "later.db") as later:
         later.execute("PRAGMA user_version = 99")
     later.close()
     with pytest.raises(WatermarkError, match="version 99"):
-        Store(tmp_path / "later.db")
+        SqliteStore(tmp_path / "later.db")
