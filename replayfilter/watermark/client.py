@@ -267,6 +267,15 @@ def poll_window(
         http.close()
 
 
+def get(servers: Sequence[str], token: str, path: str, response_type: type[_Response]) -> _Response:
+    """The active server's response to a GET. Raises WatermarkError if it refuses, or if none responds."""
+    http = _ServerPool(servers, token)
+    try:
+        return http.request("GET", path, response_type)
+    finally:
+        http.close()
+
+
 watch = poll_window  # its name in earlier versions
 
 

@@ -1,4 +1,4 @@
-"""``replayfilter watermark serve`` and ``wait``. docs/reference/watermark-server.md describes them."""
+"""``replayfilter watermark serve``, ``show`` and ``wait``. docs/reference/cli.md describes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -15,22 +16,37 @@ from rich.console import Console
 from replayfilter.errors import WatermarkError
 
 if TYPE_CHECKING:
-    from replayfilter.watermark.api import Window
+    from replayfilter.watermark.api import OriginState, StageState, Window
 
 TIMEOUT_EXIT_CODE = 3
 MAX_SHOWN_NAMES = 20
 LINE_INTERVAL_SECONDS = 10  # between lines of progress, where no bar can be drawn
+DEFAULT_SERVER = "http://127.0.0.1:8321"
+
+Stage = Annotated[str, typer.Argument(help="A stage in the server's config.")]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="REPLAYFILTER_WATERMARK_SERVER", help="The URL of the server; repeat it for each standby."
+    ),
+]
+Token = Annotated[
+    str,
+    typer.Option(
+        envvar="REPLAYFILTER_WATERMARK_TOKEN", help="The server's token; better set by the variable."
+    ),
+]
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="The low-watermark server, and a command that waits for a watermark.",
+    help="The low-watermark server, and commands that show a watermark and wait for it.",
 )
 
 
 @app.callback()
 def watermark() -> None:
-    """The low-watermark server, and a command that waits for a watermark."""
+    """The low-watermark server, and commands that show a watermark and wait for it."""
 
 
 @app.command()
@@ -79,24 +95,63 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @app.command()
+def show(
+    stage: Stage,
+    origin: Annotated[
+        list[str] | None, typer.Option(help="The name of an origin; repeat it for several.")
+    ] = None,
+    server: Servers = None,
+    token: Token = "",
+) -> None:
+    """Show how far STAGE is and what holds it back, and how far the given origins are."""
+    from replayfilter.watermark import api
+    from replayfilter.watermark.client import get
+
+    servers, path = server or [DEFAULT_SERVER], f"/v1/stages/{quote(stage, safe='')}"
+    lines = [line_of_stage(get(servers, token, path, api.StageState))]
+    for name in origin or ():
+        found = get(servers, token, f"{path}/origins?name={quote(name, safe='')}", api.Origins)
+        lines += map(line_of_origin, found.slowest)
+    for line in lines:
+        typer.echo(line)
+
+
+def line_of_stage(state: StageState) -> str:
+    """A stage in one line."""
+    from replayfilter.watermark.times import format_time
+
+    held = state.held_back
+    line = f"{state.stage}: complete to {format_time(state.output_low)}, held back by {held.by}"
+    shown = held.names[:MAX_SHOWN_NAMES]
+    more = f" and {held.count - len(shown)} more" if held.count > len(shown) else ""
+    return f"{line}: {', '.join(shown)}{more}" if shown else line
+
+
+def line_of_origin(state: OriginState) -> str:
+    """An origin in one line."""
+    from replayfilter.watermark.times import format_time
+
+    if state.progress is None:
+        return f"{state.origin}: has not reported" + (
+            "" if state.counted else "; idle, so nothing waits for it"
+        )
+    line = f"{state.origin}: at {format_time(state.progress)}"
+    if state.behind_us is not None:
+        line += f", {state.behind_us / 1e6:,.1f} s behind the largest time"
+    if state.since_us is not None:
+        line += f", there since {format_time(state.since_us)}"
+    return line + ("" if state.counted else "; idle, so nothing waits for it")
+
+
+@app.command()
 def wait(
-    stage: Annotated[str, typer.Argument(help="A stage in the server's config.")],
+    stage: Stage,
     time: Annotated[
         str, typer.Argument(help="ISO 8601, or microseconds since 1970: for example, the end of an hour.")
     ],
     timeout: Annotated[str, typer.Option(help='How long to wait, such as "90m". Default: no limit.')] = "",
-    server: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="REPLAYFILTER_WATERMARK_SERVER", help="The URL of the server; repeat it for each standby."
-        ),
-    ] = None,
-    token: Annotated[
-        str,
-        typer.Option(
-            envvar="REPLAYFILTER_WATERMARK_TOKEN", help="The server's token; better set by the variable."
-        ),
-    ] = "",
+    server: Servers = None,
+    token: Token = "",
 ) -> None:
     """Wait until all of STAGE before TIME has arrived, at the declared completeness. Exit code 3: timeout."""
     from replayfilter.settings.durations import parse_duration
@@ -110,7 +165,7 @@ def wait(
         raise typer.BadParameter(str(error)) from None
     console, window = Console(stderr=True), None
     with _Progress(console, f"{stage} to {format_time(end)}") as progress:
-        for window in poll_window(server or ["http://127.0.0.1:8321"], token, stage, end, seconds):
+        for window in poll_window(server or [DEFAULT_SERVER], token, stage, end, seconds):
             progress.show(window)
     assert window is not None
     if window.closed:

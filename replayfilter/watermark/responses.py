@@ -102,10 +102,24 @@ def health_of(snapshot: Snapshot, name: str) -> StageHealth:
     return StageHealth(name, low, held_back(snapshot, name), slowest, errors_of(stage))
 
 
-def origins_of(snapshot: Snapshot, name: str, limit: int) -> Origins:
-    """The ``limit`` slowest origins of a stage."""
+def origins_of(snapshot: Snapshot, name: str, limit: int, origin: str | None = None) -> Origins:
+    """The ``limit`` slowest origins of a stage, or only ``origin``; RequestError (404) if it is unknown.
+
+    Of the origins that a client counts, the server knows only the slowest.
+    """
     stage = find_stage(snapshot, name)
-    rows = _slowest(stage, np.ones(len(stage.names), np.bool_), limit)
+    if origin is None:
+        rows = _slowest(stage, np.ones(len(stage.names), np.bool_), limit)
+    elif origin in stage.names:
+        rows = [stage.names.index(origin)]
+    else:
+        known = [each for each in _reported_laggards(stage) if each.origin == origin]
+        if known:
+            return Origins(name, len(stage.names), stage.may_lag, known)
+        remedy = "correct the name, or add it to the roster"
+        if not stage.config.has_roster:
+            remedy = "the stage has no roster, so only origins that hold it back are known here"
+        raise RequestError(404, "no such origin", "query name", origin, remedy)
     return Origins(name, len(stage.names), stage.may_lag, [_origin(stage, row) for row in rows])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 ORIGIN_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
@@ -15,21 +16,31 @@ def read_roster(path: Path, may_be_empty: bool = False) -> list[str]:
     name and the file may not be empty.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        text = path.read_text("utf-8")
     except OSError as error:
         raise ValueError(
             f"{path}: can't be read ({error.strerror}); check the path and its permissions"
         ) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1)]
-    origins = {name: number for number, name in numbered if name and not name.startswith("#")}
-    for name, number in origins.items():
+    return checked_names([(f"{path}:{number}", name) for number, name in names_in(text)], path, may_be_empty)
+
+
+def names_in(text: str) -> list[tuple[int, str]]:
+    """The names in a text with one per line, each with the number of its line."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return [(number, name) for number, name in lines if name and not name.startswith("#")]
+
+
+def checked_names(
+    names: Iterable[tuple[str, str]], roster: str | Path, may_be_empty: bool = False
+) -> list[str]:
+    """Names without repetitions, from pairs of where each is and the name; ValueError as of read_roster."""
+    found: dict[str, None] = {}
+    for where, name in names:
         if not ORIGIN_NAME.fullmatch(name):
-            shortened = name[:40]
-            raise ValueError(
-                f"{path}:{number}: {shortened!r} is not an origin name; use one line of up to 256 characters"
-            )
-    if not origins and not may_be_empty:
-        raise ValueError(f"{path}: names no origin, but a roster needs at least one; write one name per line")
-    return list(origins)
+            raise ValueError(f"{where}: {name[:40]!r} is not an origin name; use up to 256 characters")
+        found[name] = None
+    if not found and not may_be_empty:
+        raise ValueError(f"{roster}: names no origin, but a roster needs at least one; add the names")
+    return list(found)

@@ -108,8 +108,9 @@ class Handlers:
         return responses.window_of(snapshot, name, end)
 
     async def origins(self, request: CheckedRequest) -> api.Origins:
-        """The slowest origins of a stage."""
-        return responses.origins_of(self.writer.snapshot(), request.path["stage"], request.query["limit"])
+        """The slowest origins of a stage, or one by its name."""
+        snapshot, query = self.writer.snapshot(), request.query
+        return responses.origins_of(snapshot, request.path["stage"], query["limit"], query["name"])
 
     async def change_roster(self, request: CheckedRequest) -> api.RosterChanged:
         """Change the roster of a stage."""
@@ -175,6 +176,8 @@ _END = Parameter(
     "the end of the window (exclusive), in ISO 8601 or microseconds since the epoch", required=True,
 )  # fmt: skip
 
+_NAME = Parameter(str, {"type": "string"}, "only the origin of this name")
+
 ROUTES = [
     Route("POST", "/v1/report", "post_report", Handlers.report,
           "Report progress; the response is sent once the report is stored",
@@ -198,7 +201,7 @@ ROUTES = [
           errors=(400, 404)),
     Route("GET", "/v1/stages/{stage}/origins", "get_origins_of_stage", Handlers.origins,
           "The origins of a stage, the slowest first", api.Origins,
-          query={"limit": _number(1, 100_000, 100, "how many")}, errors=(400, 404)),
+          query={"limit": _number(1, 100_000, 100, "how many"), "name": _NAME}, errors=(400, 404)),
     Route("GET", "/v1/stages/{stage}/history", "get_history_of_stage", Handlers.history,
           "The past watermarks of a stage, for plots", api.History,
           query={"seconds": _number(1, 10**9, 4 * 3600, "how far back")}, errors=(400, 404)),

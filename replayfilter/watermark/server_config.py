@@ -20,6 +20,7 @@ from replayfilter.settings.messages import explain, format_setting, path_of
 from replayfilter.settings.toml_file import read_toml
 from replayfilter.settings.value_types import Brokers, Bytes, Duration, Options, Share, Topic
 from replayfilter.settings.variables import expand, unset_variables
+from replayfilter.watermark.naming import is_naming_service
 from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
 KAFKA = "kafka:"  # the start of a store that is a topic
@@ -111,8 +112,9 @@ def _with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(store, str) and not store.startswith(KAFKA):
             server["store"] = str(folder / store)
     for name, stage in data.get("stages", {}).items() if isinstance(data.get("stages"), dict) else ():
-        if isinstance(stage, dict) and isinstance(stage.get("roster"), str):
-            data["stages"][name] = stage | {"roster": str(folder / stage["roster"])}
+        roster = stage.get("roster") if isinstance(stage, dict) else None
+        if isinstance(roster, str) and not is_naming_service(roster):
+            data["stages"][name] = stage | {"roster": str(folder / roster)}
     return data
 
 
@@ -175,7 +177,7 @@ def _store_errors(config: ServerConfig) -> Iterator[str]:
 
 def _roster_errors(name: str, stage: StageConfig) -> Iterator[str]:
     path = f"stages.{name}.roster"
-    if isinstance(stage.roster, str):
+    if isinstance(stage.roster, str) and not is_naming_service(stage.roster):
         try:
             read_roster(Path(stage.roster))
         except ValueError as error:

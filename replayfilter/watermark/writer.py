@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from replayfilter.watermark.api import RequestError
+from replayfilter.watermark.naming import NamingPoller, is_naming_service
 from replayfilter.watermark.open_store import open_store
 from replayfilter.watermark.roster_file import read_roster
 from replayfilter.watermark.server_config import ServerConfig
 from replayfilter.watermark.snapshots import Snapshot
-from replayfilter.watermark.stage_row import StageRow
 from replayfilter.watermark.store import HISTORY_INTERVAL_US, FencedError, HistoryPoint
 from replayfilter.watermark.table import Table
 
@@ -58,7 +58,9 @@ class TableWriter:
         self._lease_until = 0.0  # by the monotonic clock: no other server can take over before this
         self._loop: asyncio.AbstractEventLoop | None = None
         self._low_moved = asyncio.Event()
-        self._roster_stats: dict[str, tuple[int, int, int]] = {}
+        rosters = [stage.roster for stage in config.stages.values() if isinstance(stage.roster, str)]
+        self._naming = NamingPoller(filter(is_naming_service, rosters))
+        self._rosters_seen: dict[str, object] = {}  # by stage, what says whether the roster has changed
         self._next_roster_poll = self._next_history = 0
 
     # ---- called in the event loop ----------------------------------------------------------------
@@ -66,11 +68,13 @@ class TableWriter:
     def start(self) -> None:
         """Start the thread. It is a standby until it has the lease."""
         self._loop = asyncio.get_running_loop()
+        self._naming.start()
         self._thread.start()
 
     async def stop(self) -> None:
         """Commit what is queued and give the lease up, so that the next server can start at once."""
         self._stopping.set()
+        self._naming.stop()
         await asyncio.to_thread(self._thread.join, 10)
         if not self._thread.is_alive():
             self._store.close()
@@ -165,7 +169,7 @@ class TableWriter:
         self.epoch, self.active_since_us = self._store.epoch, time.time_ns() // 1_000
         table = self._load()
         log.info("active with epoch %d", self.epoch)
-        self._roster_stats, self._next_roster_poll, self._next_history = {}, 0, 0
+        self._rosters_seen, self._next_roster_poll, self._next_history = {}, 0, 0
         self._commit(table, [])
         while not self._stopping.is_set():
             self._commit(table, self._take_queued())
@@ -229,33 +233,48 @@ class TableWriter:
         self._call_in_loop(self._return_results, group, results, low_moved)
 
     def _read_changed_rosters(self, table: Table) -> None:
-        """Read roster files that changed. If a file can't be used, the roster stays as it is."""
+        """Apply rosters that changed. If one can't be used, the origins stay as they are."""
         for name, row in table.rows.items():
-            if isinstance(row.config.roster, str):
-                before = row.errors
-                self._read_roster(table, name, row, Path(row.config.roster))
-                if row.errors != before:
-                    row.changed = True
-                    for error in row.errors:
-                        log.error("%s", error)
+            if not isinstance(row.config.roster, str):
+                continue
+            before = row.errors
+            try:
+                origins = self._changed_roster(name, row.config.roster)
+                if origins is not None:
+                    row.errors = ()
+                    table.check_max_origins(
+                        sum(origin not in row.roster for origin in origins), row.config.roster
+                    )
+                    added, removed = row.declare(origins)
+                    total = len(row.roster)
+                    log.info("%s: %d origins, %d added, %d removed", row.config.roster, total, added, removed)
+            except (ValueError, RequestError) as error:
+                row.errors = (f"{error}; the roster was not changed",)
+            if row.errors != before:
+                row.changed = True
+                for each in row.errors:
+                    log.error("%s", each)
 
-    def _read_roster(self, table: Table, name: str, row: StageRow, path: Path) -> None:
+    def _changed_roster(self, stage: str, roster: str) -> list[str] | None:
+        """The origins in a roster, None if it has not changed; ValueError if it can't be used."""
+        if is_naming_service(roster):
+            answer = self._naming.answers.get(roster)
+            if answer is None or self._rosters_seen.get(stage) == answer.number:
+                return None
+            self._rosters_seen[stage] = answer.number
+            if answer.error is not None:
+                raise ValueError(answer.error)
+            return answer.origins
         try:
-            stat = path.stat()
-            identity = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if self._roster_stats.get(name) == identity:
-                return
-            self._roster_stats[name] = identity
-            origins = read_roster(path)
-            table.check_max_origins(sum(origin not in row.roster for origin in origins), str(path))
-            added, removed = row.declare(origins)
-            log.info("%s: %d origins, %d added, %d removed", path, len(row.roster), added, removed)
-            row.errors = ()
+            stat = Path(roster).stat()
         except OSError as error:
-            self._roster_stats.pop(name, None)
-            row.errors = (f"{path}: can't be read ({error.strerror}); the roster was not changed",)
-        except (ValueError, RequestError) as error:
-            row.errors = (f"{error}; the roster was not changed",)
+            self._rosters_seen.pop(stage, None)
+            raise ValueError(f"{roster}: can't be read ({error.strerror})") from None
+        identity = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if self._rosters_seen.get(stage) == identity:
+            return None
+        self._rosters_seen[stage] = identity
+        return read_roster(Path(roster))
 
     # ---- from the thread to the event loop -------------------------------------------------------
 

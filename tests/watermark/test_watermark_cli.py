@@ -39,6 +39,37 @@ def test_a_timeout_exits_with_3_and_lists_the_missing_origins(tmp_path: Path) ->
         assert "complete only to unknown" in result.stderr
 
 
+def test_show_says_how_far_a_stage_and_an_origin_are(tmp_path: Path) -> None:
+    stages = STAGES + "\n[stages.bare]\n"
+    with ServerProcess(write_config(tmp_path, stages)) as server:
+        server.report("web", {"a": 3_600_000_000, "b": 3_602_500_000})
+        server.http.post("/v1/stages/web/roster", json={"add": ["d/e?"], "idle": ["d/e?"]})
+        slowest = {"lagging": 30, "may_lag": 10, "slowest": {"x": 5_000_000}, "front": 9_000_000}
+        server.report("bare", low=6_000_000, laggards=slowest)
+
+        def show(*arguments: str) -> list[str]:
+            result = runner.invoke(app, ["watermark", "show", *arguments, "--server", server.url])
+            assert result.exit_code == 0, result.output
+            return result.stdout.splitlines()
+
+        assert show("web") == ["web: complete to 1970-01-01T01:00:00Z, held back by origins: c, a"]
+        _, a, c, idle = show("web", "--origin", "a", "--origin", "c", "--origin", "d/e?")
+        assert a.startswith("a: at 1970-01-01T01:00:00Z, 2.5 s behind the largest time, there since 20")
+        assert (c, idle) == (
+            "c: has not reported",
+            "d/e?: has not reported; idle, so nothing waits for it",
+        )
+        bare, x = show("bare", "--origin", "x")
+        assert bare == "bare: complete to 1970-01-01T00:00:06Z, held back by origins: x and 29 more"
+        assert x.startswith("x: at 1970-01-01T00:00:05Z, 4.0 s behind")
+        for stage, name, remedy in (("web", "z", "add it to the roster"), ("bare", "y", "has no roster")):
+            arguments = ["watermark", "show", stage, "--origin", name, "--server", server.url]
+            result = runner.invoke(app, arguments)
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert f"no such origin (query name: {name}); " in result.stderr
+            assert remedy in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
