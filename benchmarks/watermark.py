@@ -1,6 +1,7 @@
 """The watermark: records that it saves compared with Spark's own, and its server under load.
 
     python -m benchmarks.watermark windows              three cases of late origins, hourly windows
+    python -m benchmarks.watermark rules                the same cases with the rule of Flink and Spark
     python -m benchmarks.watermark stall [--plot F.svg] 30% of the origins stall: ours, Spark's rule, Spark
     python -m benchmarks.watermark load                 10,000 origins report every second, server on one core
 
@@ -26,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.watermark_cases import CASES, ORIGINS, Batch, Stall, replay_stall, replay_windows
+from benchmarks.watermark_cases import CASES, HOUR_S, ORIGINS, Batch, Stall, replay_stall, replay_windows
 from replayfilter.core.clock.units import UNKNOWN
 from tests.support.server_process import ServerProcess, write_config
 
@@ -56,6 +57,27 @@ def windows() -> None:
         ]  # fmt: skip
         heads = ("window", "closed at", "records at closing", "records in the end", "difference")
         show(f"{ORIGINS:,} origins, 99.9%: {name}", heads, rows)
+
+
+# ---- rules ---
+
+
+def rules() -> None:
+    """For each case and rule, how late the windows close, and what they lack then."""
+    rows = []
+    for name, delay in CASES.items():
+        for bound_s in (None, 60, 600, HOUR_S, 3 * HOUR_S):
+            closed = replay_windows(delay, 6, bound_s=bound_s)
+            rule = "origins counted, 99.9%" if bound_s is None else f"largest time - {bound_s // 60} min"
+            after = [(window.at_s - (window.hour + 1) * HOUR_S) / 60 for window in closed]
+            lacks = [100 * window.difference for window in closed]
+            late = sum(window.full - window.held for window in closed)
+            rows.append(
+                (name, rule, f"{statistics.median(after):.0f} min", f"{max(after):.0f} min",
+                 f"{max(lacks):.4f} %", late)
+            )  # fmt: skip
+    heads = ("case", "rule", "closes after, median", "at most", "worst window lacks", "records too late")
+    show(f"{ORIGINS:,} origins, a record a minute each, 6 hourly windows", heads, rows)
 
 
 # ---- stall -------------------------------------------------------------------------------------------
@@ -305,11 +327,13 @@ def cpu_seconds(pid: int) -> float:
 def main() -> None:
     """Run the part that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watermark")
-    parser.add_argument("part", choices=["windows", "stall", "load"])
+    parser.add_argument("part", choices=["windows", "rules", "stall", "load"])
     parser.add_argument("--plot", type=Path, help="for stall: write an SVG to this file")
     options = parser.parse_args()
     if options.part == "windows":
         windows()
+    elif options.part == "rules":
+        rules()
     elif options.part == "stall":
         stall(options.plot)
     else:

@@ -57,18 +57,30 @@ def arrivals(now_s: int, every_s: int, origins: int, delay: Delay | None) -> NDA
     return np.where(upto >= phase, upto - (upto - phase) % every_s, -1)
 
 
-def replay_windows(delay: Delay | None, hours: int, completeness: str = "0.999") -> list[Closed]:
-    """The first ``hours`` hourly windows of a stream, in the order in which they close."""
+def replay_windows(
+    delay: Delay | None, hours: int, completeness: str = "0.999", bound_s: int | None = None
+) -> list[Closed]:
+    """The first ``hours`` hourly windows of a stream, in the order in which they close.
+
+    With ``bound_s`` the watermark is not ours, but the largest time so far minus a bound. Flink's
+    ``forBoundedOutOfOrderness`` and Spark's ``withWatermark`` both have this rule; Spark applies it one batch
+    later.
+    """
     names = [f"host-{number}" for number in range(ORIGINS)]
     low = LowWatermark(completeness, names)
     closed: list[Closed] = []
     last = -np.ones(ORIGINS, np.int64)
-    for now_s in range(0, (hours + 1) * HOUR_S, EVERY_S):
+    for now_s in range(0, (hours + 5) * HOUR_S, EVERY_S):
         times = arrivals(now_s, EVERY_S, ORIGINS, delay)
-        moved = np.flatnonzero(times > last).tolist()
-        low.advance([names[origin] for origin in moved], times[moved])
-        last = times
-        reached = low.settle()
+        if bound_s is None:
+            moved = np.flatnonzero(times > last).tolist()
+            low.advance([names[origin] for origin in moved], times[moved])
+            last = times
+            reached = low.settle()
+        else:
+            reached = int(times.max()) - bound_s
+        if len(closed) == hours:
+            break
         while reached != UNKNOWN and len(closed) < hours and reached >= (len(closed) + 1) * HOUR_S:
             hour = len(closed)
             held = int(_records_in(hour, times).sum())

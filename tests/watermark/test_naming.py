@@ -40,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def names() -> Iterator[NamesServer]:
     with NamesServer() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield server
         server.shutdown()

@@ -48,6 +48,15 @@ def test_more_than_a_delayed_thousandth_delays_every_window() -> None:
     assert all(window.at_s - (window.hour + 1) * HOUR_S <= PROMPT_S for window in windows[4:])
 
 
+def test_a_bound_on_lateness_closes_windows_whoever_is_missing() -> None:
+    delay = CASES["0.5% delayed for two to three hours"]
+    for bound_s, lacks in ((60, 50 / ORIGINS), (600, 50 / ORIGINS), (3 * HOUR_S, 0.0)):
+        windows = replay_windows(delay, HOURS, bound_s=bound_s)
+        assert [window.hour for window in windows] == list(range(HOURS))
+        assert all(window.at_s == (window.hour + 1) * HOUR_S + bound_s for window in windows)
+        assert np.isclose(max(window.difference for window in windows), lacks, rtol=1e-9)
+
+
 def test_a_stall_of_a_third_loses_no_record_here_and_ten_minutes_in_spark() -> None:
     stall = Stall()
     batches = replay_stall(stall)
