@@ -18,7 +18,7 @@ help:
 	@echo "make test-compose  the compose file: fed, killed, upgraded and on a Spark cluster. Without a container"
 	@echo "                   engine it starts one as root on Debian (installs docker.io), or says why it skips"
 	@echo "make test-peers    every system of the benchmarks, with few records; all outputs must be right"
-	@echo "make test-storage  checkpoints on a real HDFS: services killed, and started again at another host"
+	@echo "make test-storage  checkpoints on servers of HDFS and S3: services killed, and started at another host"
 	@echo "make images        stand-ins for the official base images, for machines without an image registry"
 	@echo "make test-java     the client for Java, with jobs that are killed and a service that reads them (needs Maven)"
 	@echo "make docs          the pages in build/site, with the tables of config keys from the code"
@@ -105,8 +105,9 @@ test-peers: .venv/dev.installed jars peers
 NEEDS_MAVEN := command -v mvn >/dev/null && command -v javac >/dev/null || { echo "Maven or a JDK is missing: \
 	install both (on Debian and Ubuntu: apt install maven openjdk-17-jdk-headless)." >&2; exit 1; }
 
-# Checkpoints on a real HDFS.
+# Checkpoints on real servers of HDFS and S3.
 test-storage: .venv/dev.installed jars classes
+	@$(BIN)/python -m replayfilter.jvm.jars s3a >/dev/null
 	$(BIN)/python -m pytest -m storage
 
 PEERS := build/peers

@@ -5,10 +5,12 @@ which comes with PySpark, into a folder of the user's cache; later calls only ch
 folder is `$REPLAYFILTER_JARS` if that is set, so that a container image can contain the jars; otherwise it is
 `replayfilter/jars` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-Other sets are fetched only when tests and benchmarks ask for them: Spark's own Kafka connector, for Spark
-jobs of users, Kafka's tools, and HDFS.
+Other sets are fetched only when they are asked for: `s3a`, with which Spark keeps a checkpoint on S3, and
+those of tests and benchmarks: Spark's Kafka connector, for Spark jobs of users, Kafka's tools, and
+servers of HDFS and S3.
 
     python -m replayfilter.jvm.jars           fetch the broker's now
+    python -m replayfilter.jvm.jars s3a       fetch those of a checkpoint on S3 now
     python -m replayfilter.jvm.jars --lock    resolve the versions in ./pyproject.toml and rewrite the lock
 """
 
@@ -31,10 +33,17 @@ from replayfilter.jvm.java import java
 
 LOCK = Path(__file__).with_name("jars.lock")
 
-_WITHOUT_PYSPARK = {"kafka"}  # sets with all that they need
+_WITHOUT_PYSPARK = {"kafka", "s3proxy"}  # sets with all that they need
 _WITH_BROKER = {
     "tools"
 }  # sets that are used together with the broker's, and of which only the roots are needed
+# The whole AWS SDK is 560 MB: the roots name the parts of it that are needed. Code for certain machines is in
+# several jars of one module, and is not needed.
+_LEFT_OUT = """
+<exclude org="software.amazon.awssdk" module="bundle"/>
+<exclude org="io.netty" module="netty-(.+-native-.+|tcnative-boringssl-.+)" matcher="regexp"/>
+"""
+
 # Fetches exactly the jars that are named: no POM is read, so no dependency is added that is not in the lock.
 _NO_POMS = """<ivysettings>
   <settings defaultResolver="public"/>
@@ -78,15 +87,37 @@ def connector_jars() -> list[Path]:
     return locked_jars("connector")
 
 
+def s3a_jars() -> list[Path]:
+    """The jars for `spark.jars` that let Spark read and write `s3a:`; none if PySpark has them already.
+
+    A service fetches nothing when it starts: raises MissingDependency unless they have been fetched before.
+    """
+    if any(_pyspark_jars().glob("hadoop-aws-*.jar")):
+        return []
+    jars, missing = _locked("s3a")
+    if missing:
+        raise MissingDependency(
+            f"a checkpoint on s3a: needs {len(missing)} jars that {_cache()} does not have: fetch them once "
+            "with `python -m replayfilter.jvm.jars s3a`, 10 MB, on this machine or where its image is built"
+        )
+    return jars
+
+
 def locked_jars(kind: str) -> list[Path]:
     """The jars of a set in the lock, fetched if needed. Raises MissingDependency if one can't be fetched."""
+    jars, missing = _locked(kind)
+    if missing:
+        _fetch(missing, jars[0].parent)
+    return jars
+
+
+def _locked(kind: str) -> tuple[list[Path], dict[Module, str]]:
+    """The files of a set in the lock, and the SHA-256 of those that are missing."""
     locked = tomllib.loads(LOCK.read_text("utf-8"))[kind]
     hashes = {Module.parse(coordinates): sha256 for coordinates, sha256 in locked["sha256"].items()}
     folder = _cache() / f"{kind}-{Module.parse(locked['roots'][0]).version}"
     missing = {module: sha256 for module, sha256 in hashes.items() if not (folder / module.file).is_file()}
-    if missing:
-        _fetch(missing, folder)
-    return [folder / module.file for module in hashes]
+    return [folder / module.file for module in hashes], missing
 
 
 def _cache() -> Path:
@@ -146,7 +177,7 @@ def _ivy(modules: Iterable[Module], scratch: Path, settings: str | None) -> dict
     (scratch / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="replayfilter" module="jars"/>'
         '<configurations><conf name="default"/></configurations>'
-        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+        f"<dependencies>{dependencies}{_LEFT_OUT}</dependencies></ivy-module>"
     )
     command: list[str | Path] = [
         java(),
@@ -211,14 +242,14 @@ def lock(pyproject: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch the broker's jars, or rewrite the lock. Returns the exit code."""
-    if arguments not in ([], ["--lock"]):
-        print("usage: python -m replayfilter.jvm.jars [--lock]", file=sys.stderr)
+    """Fetch a set of jars, the broker's if none is named, or rewrite the lock. Returns the exit code."""
+    if arguments not in ([], ["s3a"], ["--lock"]):
+        print("usage: python -m replayfilter.jvm.jars [s3a | --lock]", file=sys.stderr)
         return 2
     try:
-        if arguments:
+        if arguments == ["--lock"]:
             lock(Path("pyproject.toml"))
-        for jar in kafka_jars():
+        for jar in locked_jars("s3a" if arguments == ["s3a"] else "kafka"):
             print(jar)
     except MissingDependency as error:
         print(error, file=sys.stderr)

@@ -17,7 +17,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # leaves room for "-<lane>" in a tr
 _MASTER = r"local(\[(\*|[1-9][0-9]*)(, ?[1-9][0-9]*)?\])?|yarn|(spark|k8s)://.+"
 _SERVER = r" *([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5} *"
 _URL = r" *(https?|mock)://[^\s,@]+ *"
-HADOOP_SCHEMES = ("hdfs",)  # file systems of checkpoints, besides local files
+HADOOP_SCHEMES = ("hdfs", "s3a")  # file systems of checkpoints, besides local files
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):", re.ASCII)
 
 

@@ -114,7 +114,10 @@ def storage_errors(url: str) -> Iterator[None]:
 
 _ANSWERS = "check the address in service.checkpoint, and that its servers are up"
 _PERMISSION = "grant this user the permission to read and write there, or set another location"
-_REMEDIES = {
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+_REMEDIES = {  # the first that is among the causes
+    "NoAuthWithAWSException": _CREDENTIALS,
+    "NoAwsCredentialsException": _CREDENTIALS,
     "AccessControlException": _PERMISSION,
     "AccessDeniedException": _PERMISSION,
     "ConnectException": _ANSWERS,
@@ -122,5 +125,6 @@ _REMEDIES = {
     "SafeModeException": "wait until the name node has left its safe mode",
     "SocketTimeoutException": _ANSWERS,
     "UnknownHostException": _ANSWERS,
+    "UnknownStoreException": "create the bucket, or correct its name",
 }
 _ANY_REMEDY = "find the reason in the logs of the file system, or set another location"

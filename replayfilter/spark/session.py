@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 
 from replayfilter.errors import MissingDependency
 from replayfilter.jvm import class_archive
+from replayfilter.jvm.jars import s3a_jars
 from replayfilter.jvm.java import java
 from replayfilter.settings.value_types import HADOOP_SCHEMES
+from replayfilter.spark import s3_files
 from replayfilter.spark.local_files import use_local_files
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from replayfilter.spark.scratch import take_folder
@@ -27,6 +29,7 @@ _TASK_ATTEMPTS = 4  # with plain local[n], Spark doesn't retry a failed task
 _ARROW_BATCH_BYTES = 16 << 20  # 4,000 records of 1 MB would be more than Arrow can hold
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # For local files only: renames as atomically as the default, and writes each log of a batch 25 ms faster.
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
 _CONF = {
@@ -81,7 +84,10 @@ def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> Spa
     if running is not None:
         return running
     conf = session_settings(settings.service, settings.checkpoint, settings.master, settings.log_level)
-    start_jvm(conf, shared)
+    jvm = start_jvm(conf, shared)
+    if _on_s3(settings.checkpoint):
+        jars = [conf.get("spark.jars"), str(s3_files.compiled_jar(jvm))]
+        conf.set("spark.jars", ",".join(filter(None, jars)))
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     use_local_files(session)
     # When the JVM is killed, PySpark's accumulator server prints a traceback; we raise SparkLost instead.
@@ -91,13 +97,18 @@ def start_session(settings: PipelineSettings, shared: Sequence[int] = ()) -> Spa
 
 
 def session_settings(service: str, checkpoint: str, master: str, log_level: str) -> SparkConf:
-    """The settings of a session; the arguments are those of PipelineSettings."""
+    """The settings of a session; the arguments are those of PipelineSettings.
+
+    Raises MissingDependency without the jars that the checkpoint's file system needs.
+    """
     conf = SparkConf(loadDefaults=False).setAppName(service).setMaster(_master(master))
     conf.setAll(list(_CONF.items()))
     if master.startswith("local"):
         conf.setAll(list(_LOCAL_CONF.items()))
-    if checkpoint.partition(":")[0].lower() not in HADOOP_SCHEMES:
-        conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILES)
+    if manager := _file_manager(checkpoint):
+        conf.set(FILE_MANAGER, manager)
+    if _on_s3(checkpoint) and (jars := s3a_jars()):
+        conf.set("spark.jars", ",".join(map(str, jars)))
     return conf.set("spark.driver.extraJavaOptions", java_options(log_level))
 
 
@@ -120,9 +131,25 @@ def start_jvm(conf: SparkConf, shared: Sequence[int] = ()) -> Any:
     return SparkContext._jvm
 
 
-def hadoop_settings(jvm: Any) -> Any:
+def hadoop_settings(jvm: Any, checkpoint: str) -> Any:
     """Hadoop's Configuration as a session of this JVM has it, also before there is one."""
-    return jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf()
+    conf = jvm.org.apache.hadoop.conf.Configuration(jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf())
+    if manager := _file_manager(checkpoint):
+        conf.set(FILE_MANAGER, manager)
+    if _on_s3(checkpoint):
+        s3_files.compiled_jar(jvm)
+    return conf
+
+
+def _on_s3(checkpoint: str) -> bool:
+    return checkpoint.lower().startswith("s3a:")
+
+
+def _file_manager(checkpoint: str) -> str | None:
+    """The class with which Spark writes the checkpoint's files; None for Spark's choice, which renames."""
+    if _on_s3(checkpoint):
+        return s3_files.CLASS
+    return None if checkpoint.partition(":")[0].lower() in HADOOP_SCHEMES else _LOCAL_FILES
 
 
 def java_options(log_level: str) -> str:

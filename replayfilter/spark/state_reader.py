@@ -27,9 +27,11 @@ from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError
 from replayfilter.jvm.java import java
 from replayfilter.spark.checkpoint_folder import CheckpointFolder
-from replayfilter.spark.session import STATE_STORE, java_options
+from replayfilter.spark.session import FILE_MANAGER, STATE_STORE, java_options
 
 _OPERATOR = "0"  # the plan has one stage with state
+# Spark's default, since the JVM may have been started for S3. Schemas are opened where they were written.
+_FILES = "org.apache.spark.sql.execution.streaming.FileContextBasedCheckpointFileManager"
 _NAMED = re.compile(r"(\d+)_([0-9a-f-]+)\.(zip|changelog)")
 
 
@@ -93,6 +95,7 @@ def _read(
         "spark.driver.extraJavaOptions": java_options("off"),
         "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        FILE_MANAGER: _FILES,
     }
     spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
     try:

@@ -198,3 +198,19 @@ def test_a_missing_java_is_reported_with_the_place_that_was_searched(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependency, match="no java command on PATH: install a Java 17 or 21"):
         java()
+
+
+def test_the_jars_for_s3_are_only_fetched_by_their_own_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REPLAYFILTER_JARS", str(tmp_path))
+    with pytest.raises(MissingDependency, match=r"once with `python -m replayfilter\.jvm\.jars s3a`"):
+        jars.s3a_jars()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_jars_for_s3_are_of_the_hadoop_that_pyspark_has() -> None:
+    hadoop = {jar.name for jar in jars._pyspark_jars().glob("hadoop-client-api-*.jar")}
+    aws = next(name for name in locked()["s3a"]["sha256"] if ":hadoop-aws:" in name)
+    assert hadoop == {f"hadoop-client-api-{aws.rpartition(':')[2]}.jar"}
+    assert not any(":bundle:" in name for name in locked()["s3a"]["sha256"])

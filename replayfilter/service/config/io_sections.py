@@ -39,9 +39,9 @@ class Service(Section):
         "The folder for the state: marks, remembered keys, offsets. A relative path starts at the folder in "
         "which the command is run. If workers run on other machines, all must mount the folder at the same "
         "path, or it must be on a file system that all of them reach: "
-        "[HDFS](../guides/deploy.md#a-checkpoint-on-hdfs).",
-        ["checkpoint/orders", "hdfs://name-node/orders"],
-        unit="a path, or a `file:` or `hdfs:` URL",
+        "[HDFS or S3](../guides/deploy.md#a-checkpoint-on-hdfs-or-s3).",
+        ["checkpoint/orders", "hdfs://name-node/orders", "s3a://bucket/orders"],
+        unit="a path, or a `file:`, `hdfs:` or `s3a:` URL",
         unset=REQUIRED,
     )
     master: Master = setting(

@@ -70,7 +70,7 @@ def open_checkpoint(config: Config, log_level: str = "off") -> CheckpointFolder:
     from replayfilter.spark.session import hadoop_settings, session_settings, start_jvm
 
     jvm = start_jvm(session_settings(config.service.name, location, master, log_level))
-    return HadoopFolder(location.rstrip("/"), jvm, hadoop_settings(jvm))
+    return HadoopFolder(location.rstrip("/"), jvm, hadoop_settings(jvm, location))
 
 
 @dataclass(frozen=True, slots=True)

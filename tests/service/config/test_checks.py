@@ -69,7 +69,7 @@ from tests.support.configs import config_with, errors_of
         ({"service": {"name": ""}}, "service.name", "not a service name"),
         ({"service": {"name": "-x"}}, "service.name", "not a service name"),
         ({"service": {"name": "x" * 201}}, "service.name", "not a service name"),
-        ({"service": {"checkpoint": "s3a://b/c"}}, "service.checkpoint", "hdfs:"),
+        ({"service": {"checkpoint": "gs://b/c"}}, "service.checkpoint", "s3a:"),
         ({"service": {"batch_bytes": "1MiBB"}}, "service.batch_bytes", "not a size"),
         ({"service": {"interval": "2m"}}, "service.interval", "http.stale_after"),
         ({"kafka": {"bootstrap": "h:1,h"}}, "kafka.bootstrap", "host:port"),
