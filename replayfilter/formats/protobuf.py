@@ -7,7 +7,8 @@
   in a key has the fields that are set.
 - Fields that the descriptors don't know are skipped, so producers may use a newer schema.
 - With encoding ``confluent`` a value begins with a zero byte, the schema's id in 4 bytes, and the position of
-  the message's type in its .proto file. The registry isn't asked.
+  the message's type in its .proto file. Or the position is in the header ``__value_schema_id``, and the value
+  begins at once; no message begins with a zero byte. The registry isn't asked.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from google.protobuf.message_factory import GetMessageClass
 from replayfilter.core.digest import MISSING
 from replayfilter.formats.expiry_keys import Instant
 from replayfilter.formats.fields import Field
+from replayfilter.formats.schema_header import SCHEMA_HEADER, schema_in_header
 from replayfilter.formats.spec import ProtobufSpec, Reason, RecordColumns, RecordError, shorten
 
 ENCODINGS = ("confluent", "plain")
 _TIMESTAMP = "google.protobuf.Timestamp"
 _ID_BYTES = 5
+
+Headers = Sequence[tuple[str, bytes | None]]
 
 
 class MessageTypeError(ValueError):
@@ -88,7 +92,6 @@ class MessageType:
 class ProtobufReader:
     """An :class:`extractor.Reader` of messages, for ``fields`` whose paths are those of the message."""
 
-    needs = frozenset[str]()
     as_text = False
 
     def __init__(self, fields: Sequence[Field], spec: ProtobufSpec) -> None:
@@ -103,26 +106,31 @@ class ProtobufReader:
                 raise MessageTypeError(wrong)
         self._columns = [(field.names[:-1], self._type.field(field.names)) for field in fields]
         self._has_prefix = spec.encoding == "confluent"
+        self.needs = frozenset({"headers"} if self._has_prefix else ())
 
     def __call__(self, batch: RecordColumns, errors: dict[int, RecordError]) -> list[list[object]]:
         """One column per path, see :class:`extractor.Reader`."""
         messages: list[Any] = []
-        for row, value in enumerate(batch.values):
-            message = self._read(row, value)
+        headers = batch.headers or [None] * len(batch.values)
+        for row, (value, pairs) in enumerate(zip(batch.values, headers, strict=True)):
+            message = self._read(row, value, pairs)
             if isinstance(message, RecordError):
                 errors[row], message = message, None
             messages.append(message)
         return [[_look_up(message, *column) for message in messages] for column in self._columns]
 
-    def _read(self, row: int, value: bytes | None) -> Any:
+    def _read(self, row: int, value: bytes | None, headers: Headers | None) -> Any:
         """The message, or the error of a value that is none."""
         if value is None:
             return RecordError(row, Reason.EMPTY, f"value: found null, expected a {self._type.name}")
         if self._has_prefix:
-            found = _after_prefix(value)
+            found = _after_prefix(value) if value[:1] == b"\0" else _with_header(value, headers)
             if found is None:
                 start = value[:10].hex(" ") or "nothing"
-                message = f"value: begins with {start}, expected a zero byte, a schema id and a type"
+                message = (
+                    f"value: begins with {start}, expected a zero byte, a schema id and a type, or a header "
+                    f"{SCHEMA_HEADER} with a type"
+                )
                 return RecordError(row, Reason.PROTOBUF_PREFIX, message)
             position, value = found
             if position != self._type.position:
@@ -151,24 +159,36 @@ def _types(
 
 
 def _after_prefix(value: bytes) -> tuple[tuple[int, ...], bytes] | None:
-    """The position of the type, and the bytes of the message; None if there is no prefix."""
-    if len(value) <= _ID_BYTES or value[0] != 0:
+    """The position of the type, and the bytes of the message; None if there is no whole prefix."""
+    found = _position(value, _ID_BYTES)
+    return None if found is None else (found[0], value[found[1] :])
+
+
+def _with_header(value: bytes, headers: Headers | None) -> tuple[tuple[int, ...], bytes] | None:
+    """The position of the type, and the bytes of the message; None if no header has the position."""
+    schema = schema_in_header(headers)
+    found = None if schema is None else _position(schema[1], 0)
+    if schema is None or found is None or found[1] != len(schema[1]):
         return None
+    return found[0], value
+
+
+def _position(data: bytes, at: int) -> tuple[tuple[int, ...], int] | None:
+    """The position of a type, which begins at ``at``, and where it ends; None if there is none."""
     numbers: list[int] = []
-    at = _ID_BYTES
     while not numbers or len(numbers) <= numbers[0]:
         number = shift = 0
         while True:
-            if at == len(value) or shift > 28:
+            if at >= len(data) or shift > 28:
                 return None
-            number |= (value[at] & 0x7F) << shift
+            number |= (data[at] & 0x7F) << shift
             at, shift = at + 1, shift + 7
-            if value[at - 1] < 0x80:
+            if data[at - 1] < 0x80:
                 break
         if number & 1:  # zigzag: a negative number
             return None
         numbers.append(number >> 1)
-    return tuple(numbers[1:]) or (0,), value[at:]  # no number at all stands for [0]
+    return tuple(numbers[1:]) or (0,), at  # no number at all stands for [0]
 
 
 def _look_up(message: Any, outer: Sequence[str], field: Any) -> object:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
+from confluent_kafka.schema_registry.common.serde import SchemaId
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.message_factory import GetMessages
 
@@ -108,6 +110,32 @@ def test_values_of_confluents_serializer(message: str) -> None:
     assert reasons(result) == [(at, "protobuf_prefix") for at in range(3) if at != row]
     assert digests(result)[row] == digest_key([expected])
     assert "expected" in result.errors[0].message
+
+
+@pytest.mark.parametrize("message", WRITTEN)
+def test_values_whose_type_is_in_a_header(message: str) -> None:
+    """As Confluent's client writes the header; in one topic with values that have a prefix."""
+    values: list[bytes | None] = [bytes.fromhex(text) for text in WRITTEN.values()]
+    types = [[1], [0], [1, 0]]
+    headers = [
+        [("__value_schema_id", SchemaId("PROTOBUF", 1, str(UUID(int=9)), at).guid_to_bytes())] for at in types
+    ]
+    bare = [value[start:] for value, start in zip(values, (7, 6, 8), strict=True) if value]
+    field, expected = FIELD[message]
+    extractor = build_extractor(spec(field, encoding="confluent", message=message))
+    assert extractor.needs == {"headers"}
+    result = extractor(RecordColumns([*values, *bare], headers=[*headers, *headers]))
+    row = list(WRITTEN).index(message)
+    assert reasons(result) == [(at, "protobuf_prefix") for at in range(6) if at % 3 != row]
+    assert digests(result)[row] == digests(result)[row + 3] == digest_key([expected])
+
+
+@pytest.mark.parametrize("more", [b"", b"\2", b"\3\2", b"\2\2\0", b"\xff" * 9])
+def test_a_header_without_a_type_is_an_error(more: bytes) -> None:
+    headers = [[("__value_schema_id", b"\1" + bytes(16) + more)]]
+    extractor = build_extractor(spec("id", encoding="confluent"))
+    result = extractor(RecordColumns([order(id="a")], headers=headers))
+    assert reasons(result) == [(0, "protobuf_prefix")]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.common.serde import SchemaId
 
 from replayfilter.core.digest import digest_key
 from replayfilter.errors import RegistryError, UnknownSchemas
@@ -24,8 +25,8 @@ from replayfilter.formats import (
 )
 from replayfilter.formats.avro import registry as registry_module
 from replayfilter.formats.spec import MAX_UNKNOWN
-from tests.support.extractions import confluent, digests, reasons
-from tests.support.registry_server import FAST_RETRIES, RegistryServer
+from tests.support.extractions import confluent, digests, encoded, reasons
+from tests.support.registry_server import FAST_RETRIES, RegistryServer, guid_of
 
 ORDER = {
     "type": "record",
@@ -201,6 +202,45 @@ def test_credentials(server: RegistryServer) -> None:
         extractor(server.url, basic_auth_user_info="me:hunter3")(RecordColumns([order("a")]))
     assert "HTTP 401" in str(caught.value)
     assert "hunter" not in str(caught.value)
+
+
+def in_header(id_: int) -> list[tuple[str, bytes | None]]:
+    """The header as Confluent's client writes it."""
+    return [("__value_schema_id", SchemaId("AVRO", id_, str(guid_of(id_))).guid_to_bytes())]
+
+
+def test_guids_in_headers(server: RegistryServer) -> None:
+    """They win over a prefix, since a value without one may begin with the same bytes."""
+    zeros = ORDER | {"fields": [{"name": "ts", "type": "long"}, {"name": "id", "type": "string"}]}
+    server.add(1, ORDER)
+    server.add(2, zeros)
+    bare = encoded(zeros, {"ts": 0, "id": "aaaa"})
+    assert bare.startswith(b"\0")
+    values = [order("aaaa"), bare, encoded(ORDER, {"id": "aaaa", "ts": 7}), order("b")]
+    headers = [None, in_header(2), [("x", b"1"), *in_header(1)], [("__value_schema_id", b"\1cut short")]]
+    result = extractor(server.url)(RecordColumns(values, headers=headers))
+    assert reasons(result) == []
+    assert result.expiry.tolist() == [5, 0, 7, 5]
+    assert digests(result)[:3] == [digest_key(["aaaa"])] * 3
+    paths = [f"/schemas/guids/{guid_of(1)}", f"/schemas/guids/{guid_of(2)}", "/schemas/ids/1"]
+    assert sorted(server.requests) == sorted(paths)
+
+
+def test_an_unknown_guid_has_to_be_recorded_first(server: RegistryServer) -> None:
+    columns = RecordColumns([encoded(ORDER, {"id": "a", "ts": 7})], headers=[in_header(1)])
+    with pytest.raises(UnknownSchemas) as found:
+        extractor(server.url)(columns)
+    assert found.value.ids == {guid_of(1).int}
+    server.add(1, ORDER)
+    (error,) = extractor(server.url, unknown=(guid_of(1).int,))(columns).errors
+    assert error.reason == Reason.AVRO_SCHEMA
+    assert f"no schema with the id {guid_of(1)}" in error.message
+
+
+def test_a_registry_without_guids_stops_the_task(server: RegistryServer) -> None:
+    columns = RecordColumns([encoded(ORDER, {"id": "a", "ts": 7})], headers=[in_header(1)])
+    with pytest.raises(RegistryError, match=r"HTTP 404 .* knows GUIDs"):
+        extractor(f"{server.url}/old")(columns)
 
 
 def test_references_to_other_schemas(server: RegistryServer) -> None:

@@ -125,8 +125,13 @@ PROTOBUF = [
 
 
 def protobuf_values(data: bytes) -> None:
-    """Protobuf messages, with and without Confluent's prefix."""
-    extract(PROTOBUF[len(data) % 4], RecordColumns(split(data)))
+    """Protobuf messages, with and without Confluent's prefix; the next value may be in the header for it."""
+    values = split(data)
+    headers = [
+        [("__value_schema_id", bytes([1]) * 17 + value)] if value and row % 3 == 0 else None
+        for row, value in enumerate([*values[1:], *values[:1]])
+    ]
+    extract(PROTOBUF[len(data) % 4], RecordColumns(values, headers=headers))
 
 
 CLOUDEVENTS = [

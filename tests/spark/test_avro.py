@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from replayfilter.core.routing import Route
+from replayfilter.demo.stream import Headers
 from replayfilter.errors import RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
 from replayfilter.kafka.admin import Cluster
 from tests.support.extractions import confluent
 from tests.support.pipelines import Pipeline, record
-from tests.support.registry_server import FAST_RETRIES, RegistryServer
+from tests.support.registry_server import FAST_RETRIES, RegistryServer, guid_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,10 +59,12 @@ def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str
             b'{"user": {"id": "d"}}',
             None,
         ]
-        pipeline.publish(record(value) for value in first)
+        bare = order(2, "b", NOW + 2)[5:]  # its schema is in a header
+        header: Headers = [("__value_schema_id", b"\1" + guid_of(2).bytes)]
+        pipeline.publish([record(bare, headers=header), *map(record, first)])
         pipeline.run_once()
-        assert pipeline.values(Route.UNIQUE) == first[:2]
-        assert pipeline.values(Route.DUPLICATE) == first[2:3]
+        assert pipeline.values(Route.UNIQUE) == [bare, first[0]]
+        assert pipeline.values(Route.DUPLICATE) == first[1:3]
         assert pipeline.values(Route.EXPIRED) == first[3:4]
         errors = pipeline.read(Route.ERROR)
         assert [row.value for row in errors] == first[4:]
@@ -77,12 +80,14 @@ def test_schemas_evolve_and_a_registry_that_is_down_loses_nothing(bootstrap: str
         with pytest.raises(RegistryError, match=r"avro\.registry = http://127.0.0.1.*HTTP 503"):
             pipeline.run_once()
         assert registry.requests.count("/schemas/ids/3") >= 4, "Spark tries a task again"
-        assert Cluster(bootstrap).committed("avro", [("avro", 0)]) == {("avro", 0): len(first)}
+        assert Cluster(bootstrap).committed("avro", [("avro", 0)]) == {("avro", 0): len(first) + 1}
         assert pipeline.values(Route.ERROR) == first[4:]
 
         registry.fail_with = []
         pipeline.run_once()
-        assert pipeline.values(Route.UNIQUE) == [*first[:2], second[1]]
-        assert pipeline.values(Route.DUPLICATE) == [first[2], second[0]]
+        assert pipeline.values(Route.UNIQUE) == [bare, first[0], second[1]]
+        assert pipeline.values(Route.DUPLICATE) == [*first[1:3], second[0]]
         assert pipeline.values(Route.ERROR) == first[4:]
-        assert Cluster(bootstrap).committed("avro", [("avro", 0)]) == {("avro", 0): len(first) + len(second)}
+        assert Cluster(bootstrap).committed("avro", [("avro", 0)]) == {
+            ("avro", 0): 1 + len(first) + len(second)
+        }

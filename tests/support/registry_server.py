@@ -8,14 +8,20 @@ import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 Reference = Mapping[str, object]
 
 FAST_RETRIES = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}  # avro.options
 
 
+def guid_of(id_: int) -> UUID:
+    """The GUID of the schema with this id."""
+    return uuid5(NAMESPACE_OID, str(id_))
+
+
 class RegistryServer:
-    """Serves GET /schemas/ids/ID and /subjects/SUBJECT/versions/VERSION like Confluent's registry.
+    """Serves /schemas/ids/ID, /schemas/guids/GUID and /subjects/SUBJECT/versions/VERSION as Confluent's does.
 
     ``fail_with``: the HTTP statuses of the next responses, in order; 0 hangs until the server is closed.
     ``users``: name -> password; empty: no password is needed. ``late``: id -> how many requests for it are
@@ -41,7 +47,7 @@ class RegistryServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def add(self, id_: int, schema: object, references: tuple[Reference, ...] = (), **more: Any) -> None:
-        """Register a schema under an id, and under the subject ``s<id>``, version 1."""
+        """Register a schema under an id, its GUID, and the subject ``s<id>``, version 1."""
         self.schemas[id_] = {"schema": json.dumps(schema), **more}
         if references:
             self.schemas[id_]["references"] = list(references)
@@ -66,7 +72,10 @@ class RegistryServer:
                     return 200, self.schemas[int(id_)]
             case ["subjects", subject, "versions", version] if (subject, int(version)) in self.subjects:
                 return 200, self.subjects[subject, int(version)]
-            case ["schemas", "ids", _] | ["subjects", *_]:
+            case ["schemas", "guids", guid] if guid in map(str, map(guid_of, self.schemas)):
+                own = next(id_ for id_ in self.schemas if str(guid_of(id_)) == guid)
+                return 200, self.schemas[own] | {"guid": guid}
+            case ["schemas", "ids" | "guids", _] | ["subjects", *_]:
                 pass
             case _:
                 return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}

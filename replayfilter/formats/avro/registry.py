@@ -16,11 +16,13 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient, SchemaRegistryError
 
 from replayfilter.errors import ConfigError, RegistryError, UnknownSchemas
 from replayfilter.formats.avro.shape import Definition, SchemaError
+from replayfilter.formats.schema_header import LARGEST_ID, shown_id
 from replayfilter.formats.spec import MAX_UNKNOWN
 
 # The client waits up to 0.5, 1, 2, 4, 8, 8 s between its tries: it gives up after 12 s on average. Spark runs
@@ -73,7 +75,7 @@ class Registry:
         if new and len(self._recorded) < MAX_UNKNOWN:
             raise UnknownSchemas(new[:MAX_UNKNOWN])
         return {
-            id_: found.get(id_) or SchemaError(f"the registry has no schema with the id {id_}")
+            id_: found.get(id_) or SchemaError(f"the registry has no schema with the id {shown_id(id_)}")
             for id_ in refs
         }
 
@@ -84,13 +86,16 @@ class Registry:
     def _request(self, id_: int) -> Definition | SchemaError | None:
         try:
             try:
-                schema = self._client.get_schema(id_)
+                if id_ <= LARGEST_ID:
+                    schema = self._client.get_schema(id_)
+                else:
+                    schema = self._client.get_schema_by_guid(str(UUID(int=id_)))
             except SchemaRegistryError as error:
                 if error.http_status_code == 404 and error.error_code in _NO_SUCH:
                     return None
                 raise
             if schema.schema_type not in (None, "AVRO"):
-                return SchemaError(f"schema {id_} is of the type {schema.schema_type}, not AVRO")
+                return SchemaError(f"schema {shown_id(id_)} is of the type {schema.schema_type}, not AVRO")
             texts: dict[tuple[str, int], str] = {}
             self._add_references(schema.references or [], texts)
         except Exception as error:  # from the client, HTTP, TLS, OAuth or JSON: the registry is unusable
@@ -109,14 +114,15 @@ class Registry:
     def _describe(self, error: Exception, id_: int) -> str:
         setting = f"avro.registry = {without_credentials(self._url)}"
         if isinstance(error, SchemaRegistryError):
-            remedy = (
-                "check the credentials in avro.options"
-                if error.http_status_code in (401, 403)
-                else "check the address and the registry's log"
-            )
-            return f"{setting}: refuses schema {id_} with HTTP {error.http_status_code} ({error}); {remedy}"
+            remedy = "check the address and the registry's log"
+            if error.http_status_code in (401, 403):
+                remedy = "check the credentials in avro.options"
+            elif error.http_status_code == 404 and id_ > LARGEST_ID:
+                remedy = "check the address, and that this version of the registry knows GUIDs"
+            status = f"HTTP {error.http_status_code} ({error})"
+            return f"{setting}: refuses schema {shown_id(id_)} with {status}; {remedy}"
         return (
-            f"{setting}: no answer for schema {id_} ({type(error).__name__}: {error}); "
+            f"{setting}: no answer for schema {shown_id(id_)} ({type(error).__name__}: {error}); "
             "nothing is lost: start the registry, then the service"
         )
 

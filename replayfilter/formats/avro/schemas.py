@@ -14,7 +14,7 @@ from replayfilter.formats.spec import AvroSpec
 
 
 class Schemas(Protocol):
-    """Finds a schema by the reference in front of a value: an id, a fingerprint, or none (0)."""
+    """Finds a schema by a record's reference to it: an id, a GUID, a fingerprint, or none (0)."""
 
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
         """The schema of each reference, or why it can't be used.

@@ -3,6 +3,7 @@
 - A path leads through records, maps and unions with null. A field that the writer's schema doesn't have is
   missing, which differs from null. Defaults of other schemas are not used.
 - A value must end where its schema says.
+- With encoding ``confluent``, a record with the header ``__value_schema_id`` has no prefix.
 - Limits: about 150 levels of nesting for recursive schemas, decimals of 4,300 digits.
 
 See shape.py for logical types and schemas.py for where schemas come from.
@@ -18,6 +19,7 @@ from replayfilter.core.digest import MISSING
 from replayfilter.formats.avro.schemas import schemas_of
 from replayfilter.formats.avro.shape import SchemaError, Shape, Want, shape_of
 from replayfilter.formats.fields import Field, look_up, outermost
+from replayfilter.formats.schema_header import SCHEMA_HEADER, schema_in_header
 from replayfilter.formats.spec import AvroSpec, Reason, RecordColumns, RecordError, shorten
 
 _DECODE_ERRORS = (EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error)
@@ -34,7 +36,6 @@ class AvroReader:
     :class:`UnknownSchemas` with all unknown ids in ``values`` that are not recorded.
     """
 
-    needs = frozenset[str]()
     as_text = False
 
     def __init__(self, fields: Sequence[Field], spec: AvroSpec) -> None:
@@ -45,6 +46,7 @@ class AvroReader:
             for name in outermost(path, self._paths):
                 level = level.setdefault(name, {})
         self._encoding = spec.encoding
+        self.needs = frozenset({"headers"} if spec.encoding == "confluent" else ())
         self._prefix = PREFIXES[spec.encoding]
         self._schemas = schemas_of(spec)
         self._shapes: dict[int, Shape | SchemaError] = {}
@@ -53,6 +55,9 @@ class AvroReader:
         """One column per path, see :class:`extractor.Reader`."""
         values = batch.values
         prefixes = [self._prefix(value) if value else None for value in values]
+        for row, headers in enumerate(batch.headers if self.needs else ()):
+            if headers and (found := schema_in_header(headers)) is not None:
+                prefixes[row] = (found[0], 0)
         shapes = self._find({prefix[0] for prefix in prefixes if prefix})
         records: list[object] = []
         for row, (value, prefix) in enumerate(zip(values, prefixes, strict=True)):
@@ -129,7 +134,7 @@ PREFIXES: dict[str, Callable[[bytes], Prefix | None]] = {
     "plain": lambda _: (0, 0),
 }
 _EXPECTED = {
-    "confluent": "a zero byte and a schema id of 4 bytes",
+    "confluent": f"a zero byte and a schema id of 4 bytes, or the header {SCHEMA_HEADER}",
     "single-object": "c3 01 and a fingerprint of 8 bytes",
 }
 

@@ -150,7 +150,8 @@ class Avro(Section):
 
     encoding: Literal["confluent", "single-object", "plain"] = setting(
         "confluent",
-        "The prefix of each value. `confluent`: a zero byte and the schema's id in a registry (4 bytes). "
+        "The prefix of each value. `confluent`: a zero byte and the schema's id in a registry (4 bytes), or "
+        "no prefix, and the schema's GUID in the header `__value_schema_id`. "
         "`single-object`: `C3 01` and the schema's fingerprint (CRC-64-AVRO, 8 bytes). `plain`: no prefix, "
         "all values have the same schema.",
         ["plain"],
@@ -186,7 +187,8 @@ class Protobuf(Section):
     encoding: Literal["confluent", "plain"] = setting(
         "confluent",
         "The prefix of each value. `confluent`: a zero byte, the schema's id in a registry (4 bytes) and the "
-        "position of the message's type in its .proto file. `plain`: none.",
+        "position of the message's type in its .proto file; or no prefix, and the header `__value_schema_id` "
+        "with the position. `plain`: none.",
         ["plain"],
     )
     descriptors: str = setting(

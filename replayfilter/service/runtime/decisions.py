@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 
 from replayfilter.errors import CheckpointError, RegistryError
 from replayfilter.formats import AvroSpec, KeySpec
+from replayfilter.formats.schema_header import shown_id
 from replayfilter.formats.spec import MAX_UNKNOWN
 from replayfilter.service.monitor.poller import Poller
 from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK, unfinished_batch
@@ -78,7 +79,7 @@ class RecordedDecisions:
         knew the ids.
         """
         batch, (recorded, since) = unfinished_batch(self._checkpoint), self._read()
-        listed = ", ".join(map(str, sorted(ids)))
+        listed = ", ".join(map(shown_id, sorted(ids)))
         if batch is not None and batch >= since and self._was_routed(batch):
             raise RegistryError(
                 f"the schema registry no longer knows the ids {listed}, which it knew when batch {batch} was "
@@ -152,7 +153,7 @@ class UnknownSchemasPoller(Poller):
         except RegistryError:
             return
         if known:
-            ids = ", ".join(map(str, sorted(known)))
+            ids = ", ".join(map(shown_id, sorted(known)))
             self._info(f"the schema registry knows the ids {ids} now; they count from the next batch on")
             self._query.restart_with(lambda now: _without_unknown(now, known))
 

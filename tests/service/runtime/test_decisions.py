@@ -229,6 +229,9 @@ def test_a_record_that_cannot_be_read_is_refused(checkpoint: Checkpoint, content
 # ---- unknown schemas ---------------------------------------------------------------------------------
 
 
+GUID = 0x996AD8602A9A504F8861AEAFD0B2AE29  # ids in headers
+
+
 def unknown(settings: PipelineSettings) -> tuple[int, ...]:
     assert settings.keys.avro is not None
     return settings.keys.avro.unknown
@@ -240,11 +243,11 @@ def test_a_batch_keeps_the_schemas_that_were_unknown(checkpoint: Checkpoint) -> 
     now = checkpoint.decisions.record_unknown(SETTINGS, {9, 7})
     assert unknown(now) == (7, 9)
     assert checkpoint.decisions.settings_for_start(now) == (now, False)
-    assert unknown(checkpoint.decisions.record_unknown(now, {8})) == (7, 9, 8)
+    assert unknown(checkpoint.decisions.record_unknown(now, {8, GUID})) == (7, 9, 8, GUID)
     checkpoint.route(0)
 
     begun, only_this_batch = checkpoint.decisions.settings_for_start(SETTINGS)  # a new process
-    assert (unknown(begun), only_this_batch) == ((7, 9, 8), True)
+    assert (unknown(begun), only_this_batch) == ((7, 9, 8, GUID), True)
     checkpoint.finish(0)
     assert checkpoint.decisions.settings_for_start(SETTINGS) == (SETTINGS, False)
 
