@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer
+from benchmarks.orders import ID, SENT_US, Backlog, Orders, Writer, value_of
 from benchmarks.processes import CpuClock, end_with_parent, memory_bytes, stop
 from benchmarks.systems import Job, System
 from replayfilter.devbroker import DevBroker
@@ -238,7 +238,10 @@ def figures_of(samples: Sequence[Sample], records: int) -> tuple[float, float, f
 
 
 def check(job: Job, records: int, unique: int) -> str:
-    """Read all unique records, and wait for some more; what is wrong with them, or nothing."""
+    """Read all unique records, and wait for some more; what is wrong with them, or nothing.
+
+    They must be of the first ``unique`` orders, and of each of them.
+    """
     ids: set[bytes] = set()
     found = 0
     ends = {(job.output, number): 0 for number in range(job.partitions)}
@@ -246,9 +249,13 @@ def check(job: Job, records: int, unique: int) -> str:
         while messages := reader.consume(10_000, 3.0 if found < records else 0.5):
             found += len(messages)
             ids.update((message.value() or b"")[ID] for message in messages)
-    if (found, len(ids)) == (records, unique):
-        return ""
-    return f"{found:,} records of {len(ids):,} orders instead of {records:,} of {unique:,}"
+    if (found, len(ids)) != (records, unique):
+        return f"{found:,} records of {len(ids):,} orders instead of {records:,} of {unique:,}"
+    # All ids have the same length. So with so many of them, the first and the last say which set it is.
+    first, last = min(ids), max(ids)
+    if (first, last) != (value_of(0, 0, 0)[ID], value_of(unique - 1, 0, 0)[ID]):
+        return f"orders {first!r} to {last!r} instead of the first {unique:,}"
+    return ""
 
 
 def _measure_start(broker: DevBroker, name: str, system: System, backlog: Backlog) -> float:
