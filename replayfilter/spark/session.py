@@ -32,6 +32,13 @@ STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreP
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _LOCAL_FILES = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 
+# When a small file is closed, the name node often doesn't know yet that a data node has its block. By default
+# the client asks again after 400 ms, for each file of a batch. These settings wait as long in all.
+_HDFS_CONF = {
+    "spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
+    "spark.hadoop.dfs.client.block.write.locateFollowingBlock.retries": "11",
+}
+
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -107,6 +114,8 @@ def session_settings(service: str, checkpoint: str, master: str, log_level: str)
         conf.setAll(list(_LOCAL_CONF.items()))
     if manager := _file_manager(checkpoint):
         conf.set(FILE_MANAGER, manager)
+    if checkpoint.lower().startswith("hdfs:"):
+        conf.setAll(list(_HDFS_CONF.items()))
     if _on_s3(checkpoint) and (jars := s3a_jars()):
         conf.set("spark.jars", ",".join(map(str, jars)))
     return conf.set("spark.driver.extraJavaOptions", java_options(log_level))
