@@ -141,7 +141,7 @@ class DevBroker:
         if not _is_free(self._port):
             raise BrokerError(
                 f"Port {self._port} is in use on 127.0.0.1: stop the process that uses it, or choose "
-                "another port."
+                "another port (--port)."
             )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server, logging = self.folder / "server.properties", self.folder / "log4j2.properties"

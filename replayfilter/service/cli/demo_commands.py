@@ -31,7 +31,7 @@ def demo() -> None:
 
 
 def broker(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 9092,
     data: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="The folder for topics; without it they are deleted at the end."),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -101,6 +103,16 @@ def test_the_exit_code_for_wrong_usage_is_2(arguments: list[str]) -> None:
     assert result.exit_code == 2
     assert result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_broker_listens_where_the_examples_look_for_it() -> None:
+    with socket.socket() as taken:
+        with suppress(OSError):  # by another process
+            taken.bind(("127.0.0.1", 9092))
+            taken.listen()
+        result = runner.invoke(app, ["broker"])
+    assert result.exit_code == 1
+    assert "Port 9092 is in use" in result.stderr
 
 
 def test_version() -> None:
