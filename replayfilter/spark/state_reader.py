@@ -8,15 +8,14 @@ valid. Therefore the reader gets a folder of links under the old names, and neve
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -25,9 +24,8 @@ from replayfilter.core.buckets import RunStore
 from replayfilter.core.replay.mark_table import MarkTable
 from replayfilter.core.state import ShardState
 from replayfilter.errors import CheckpointError
-from replayfilter.jvm.java import java
 from replayfilter.spark.checkpoint_folder import CheckpointFolder
-from replayfilter.spark.session import FILE_MANAGER, STATE_STORE, java_options
+from replayfilter.spark.session import FILE_MANAGER, STATE_STORE, java_options, start_jvm
 
 _OPERATOR = "0"  # the plan has one stage with state
 # Spark's default, since the JVM may have been started for S3. Schemas are opened where they were written.
@@ -85,9 +83,7 @@ class StoredRuns:
 def _read(
     view: Path, wanted: Callable[[list[ShardState]], Iterable[str]]
 ) -> tuple[list[ShardState], RunStore]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("JAVA_HOME", str(java().resolve().parent.parent))
-    settings: dict[str, bool | float | int | str | None] = {
+    settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
@@ -97,7 +93,9 @@ def _read(
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         FILE_MANAGER: _FILES,
     }
-    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    conf = SparkConf(loadDefaults=False).setMaster("local[1]").setAll(list(settings.items()))
+    start_jvm(conf)
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
     try:
         reader = spark.read.format("statestore")
         states = reader.option("stateVarName", "shard").load(f"file:{view}").select("value.state")
