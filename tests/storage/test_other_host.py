@@ -120,7 +120,7 @@ def test_a_frozen_service_delivers_nothing_once_another_host_has_taken_over(
                 for pid in pids:
                     os.kill(pid, signal.SIGSTOP)
                 with ServiceProcess(moved.host("b", 10_000, monkeypatch)) as second:
-                    moved.await_delivery(second)
+                    second.await_batch()  # offsets may also move by what the first one had already sent
                     for pid in pids:
                         os.kill(pid, signal.SIGCONT)
                     assert frozen.end(60) == REPLACED, frozen.tail()

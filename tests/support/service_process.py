@@ -61,9 +61,16 @@ class ServiceProcess:
         wait_for(lambda: happened() or self.process.poll() is not None, 240, "no progress", every)
         assert self.process.poll() is None, f"the service ended by itself\n{self.tail()}"
 
+    def await_batch(self) -> None:
+        """Wait until this service, and not another one of its name, has delivered a batch."""
+        self.await_change(lambda: '"event": "batch"' in self.tail(), every=0.1)
+
     def end(self, seconds: float = 600) -> int:
-        """Wait for the end of the service; its exit code."""
-        return self.process.wait(seconds)
+        """Wait for the end of the service; its exit code. AssertionError if it hasn't ended by then."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the service has not ended after {seconds} s\n{self.tail()}") from None
 
     def tail(self) -> str:
         """The end of its output, for failure messages."""
