@@ -32,5 +32,5 @@ def busy_status() -> Status:
         status.add_batch(batch(number, 1990.0, **dict.fromkeys(COUNTS, 7), laggards=laggards.to_text()))
     status.heartbeat(2000.0)
     status.set_storage(Storage(140, 210))
-    status.set_lags([Lag("orders", 0, 10, 40, 3.5), Lag("orders", 1, 5, 5, None)], 1995.0)
+    status.set_lags([Lag("orders", 0, 10, 40, 3.5), Lag("orders", 1, 5, 5, None, 11, 65.0)], 1995.0)
     return status

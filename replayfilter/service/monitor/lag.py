@@ -16,6 +16,8 @@ class Lag:
 
     ``next`` is the first offset that is not yet delivered; ``end`` is the offset after the last record.
     ``seconds`` is how long the first waiting record has waited: 0 if none waits, None if not known.
+    ``held_back`` are the offsets after ``end`` that nobody can read yet, because a transaction of somebody
+    else is open at ``end``; ``held_back_seconds`` is for how long that is known.
     """
 
     topic: str
@@ -23,6 +25,8 @@ class Lag:
     next: int
     end: int
     seconds: float | None = None
+    held_back: int = 0
+    held_back_seconds: float = 0.0
 
     @property
     def records(self) -> int:
@@ -39,6 +43,8 @@ class Lag:
             "end": self.end,
             "records": self.records,
             "seconds": seconds,
+            "held_back": self.held_back,
+            "held_back_seconds": round(self.held_back_seconds, 1),
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.errors import BrokerError
@@ -50,6 +51,7 @@ class LagPoller(Poller):
         self._reader = RangeReader(consuming, settings.service, offset_reset="earliest")
         self._arrivals: defaultdict[InputPartition, Arrivals] = defaultdict(Arrivals)
         self._first_waiting: dict[InputPartition, tuple[int, float]] = {}
+        self._held_back: dict[InputPartition, tuple[int, float]] = {}  # at which offset, since when
         self._kafka_silent = False
 
     def run(self) -> None:
@@ -89,6 +91,8 @@ class LagPoller(Poller):
         partitions = self._input_partitions()
         # Kafka doesn't report stable offsets while a delivery is in progress, so don't ask for those.
         committed = self._cluster.committed(self._settings.service, partitions, stable=False)
+        # Before the ends that can be read: records that are written in between must not count as held back.
+        written = self._cluster.written_ends(partitions)
         ends = self._cluster.end_offsets(partitions)
         begins = self._cluster.beginning_offsets(partitions)
         if (last := self._status.last) is not None:
@@ -101,7 +105,16 @@ class LagPoller(Poller):
             position = max(committed.get(partition, -1), self._finished.get(partition, -1), begins[partition])
             lags.append(Lag(*partition, min(position, ends[partition]), ends[partition]))
         since = self._waiting_since(lags)
-        return [Lag(lag.topic, lag.partition, lag.next, lag.end, _waited(lag, since, now)) for lag in lags]
+        held_since = self._held_back_since(written, ends, now)
+        return [
+            replace(
+                lag,
+                seconds=_waited(lag, since, now),
+                held_back=max(0, written[lag.topic, lag.partition] - lag.end),
+                held_back_seconds=now - held_since.get((lag.topic, lag.partition), now),
+            )
+            for lag in lags
+        ]
 
     def _input_partitions(self) -> list[InputPartition]:
         """The input partitions that there are now."""
@@ -111,6 +124,22 @@ class LagPoller(Poller):
             if name not in topics:
                 raise BrokerError(f"there is no topic {name} at {self._settings.bootstrap}; create it again")
         return [(name, number) for name in names for number in range(topics[name].partitions)]
+
+    def _held_back_since(
+        self, written: Mapping[InputPartition, int], ends: Mapping[InputPartition, int], now: float
+    ) -> dict[InputPartition, float]:
+        """Since when each partition that is held back has been so at the same offset.
+
+        When the transaction at that offset ends, the offset moves: at least past that transaction's marker.
+        Another one that is open by then starts at 0 seconds.
+        """
+        before = self._held_back
+        self._held_back = {
+            partition: before[partition] if before.get(partition, (-1,))[0] == end else (end, now)
+            for partition, end in ends.items()
+            if written[partition] > end
+        }
+        return {partition: since for partition, (_, since) in self._held_back.items()}
 
     def _waiting_since(self, lags: list[Lag]) -> dict[InputPartition, float]:
         """When each partition's first waiting record arrived: as sampled, otherwise its own timestamp."""

@@ -127,6 +127,14 @@ def _lag_seconds(status: Status, now: float) -> Samples:
     return [((lag.topic, str(lag.partition)), lag.seconds or 0.0) for lag in known]
 
 
+def _held_back_records(status: Status, now: float) -> Samples:
+    return [((lag.topic, str(lag.partition)), lag.held_back) for lag in status.lags]
+
+
+def _held_back_seconds(status: Status, now: float) -> Samples:
+    return [((lag.topic, str(lag.partition)), lag.held_back_seconds) for lag in status.lags]
+
+
 def _delay(status: Status, now: float) -> Samples:
     if status.last is None or not status.last.counts.get("newest_ms"):
         return []
@@ -253,6 +261,16 @@ METRICS = (
     ),
     Metric(
         "lag_seconds", "gauge", "seconds", "How long the first waiting record has waited.", _lag_seconds,
+        ("topic", "partition"),
+    ),
+    Metric(
+        "held_back_records", "gauge", "records",
+        "Input offsets that can't be read yet because of somebody's open transaction.", _held_back_records,
+        ("topic", "partition"),
+    ),
+    Metric(
+        "held_back_seconds", "gauge", "seconds",
+        "How long the input partition has been held back at the same offset.", _held_back_seconds,
         ("topic", "partition"),
     ),
     Metric(

@@ -161,7 +161,8 @@ function draw(status) {
   const most = Math.max(1, ...status.lag.map((lag) => lag.records));
   table("lag", status.lag.map((lag) => [
     `${lag.topic}-${lag.partition}`, bar(lag.records / most), whole(lag.records), span(lag.seconds),
-  ]), ["partition", "", "records", "waiting"]);
+    lag.held_back ? `${whole(lag.held_back)} for ${span(lag.held_back_seconds)}` : "",
+  ]), ["partition", "", "records", "waiting", "held back"]);
   const total = last ? last.seconds.total : 0;
   table("steps", (last ? Object.entries(last.seconds) : []).map(([step, seconds]) => [
     step, bar(total ? seconds / total : 0), seconds.toFixed(2) + " s",

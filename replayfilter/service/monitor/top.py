@@ -133,16 +133,21 @@ def _held_back_by(laggards: dict[str, Any] | None) -> str:
 def _lag(status: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("partition")
-    for name in ("next", "end", "waiting", "since"):
+    for name in ("next", "end", "waiting", "since", "held back"):
         table.add_column(name, justify="right")
-    lags = sorted(status["lag"], key=lambda lag: -lag["records"])
+    lags = sorted(status["lag"], key=lambda lag: -lag["records"] - lag["held_back"])
     for lag in lags[:PARTITIONS_SHOWN]:
         numbers = (f"{lag[name]:,}" for name in ("next", "end", "records"))
-        table.add_row(f"{lag['topic']}-{lag['partition']}", *numbers, _span(lag["seconds"]))
+        table.add_row(f"{lag['topic']}-{lag['partition']}", *numbers, _span(lag["seconds"]), _held_back(lag))
     rest = lags[PARTITIONS_SHOWN:]
     waiting = f"{status['waiting']:,}"
-    table.add_row(f"and {len(rest)} more" if rest else "all", "", "", waiting, "", style="bold")
+    table.add_row(f"and {len(rest)} more" if rest else "all", "", "", waiting, "", "", style="bold")
     return table
+
+
+def _held_back(lag: dict[str, Any]) -> str:
+    """The records of a partition that an open transaction holds back, and for how long; empty if none."""
+    return f"{lag['held_back']:,} for {_span(lag['held_back_seconds'])}" if lag["held_back"] else ""
 
 
 def _span(seconds: float | None) -> str:

@@ -61,7 +61,8 @@ def test_status_is_json_with_everything_that_the_page_draws(url: str) -> None:
     assert (found["service"], found["batches"], found["waiting"]) == ("orders", 2, 30)
     assert found["totals"]["unique"] == 14
     assert found["lag"][0] == {
-        "topic": "orders", "partition": 0, "next": 10, "end": 40, "records": 30, "seconds": 3.5
+        "topic": "orders", "partition": 0, "next": 10, "end": 40, "records": 30, "seconds": 3.5,
+        "held_back": 0, "held_back_seconds": 0.0,
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from replayfilter.service.monitor.lag_poller import LagPoller
 from replayfilter.service.monitor.status import Phase, Status
 from replayfilter.spark.pipeline_settings import PipelineSettings
 from tests.support.batches import batch
+from tests.support.service_process import wait_for
 
 NAMES = itertools.count()
 
@@ -115,6 +116,34 @@ def test_records_of_an_open_transaction_do_not_count(broker: DevBroker) -> None:
     assert poller.lags()[0].records == 0
     producer.commit_transaction()
     assert poller.lags()[0].records == 2
+
+
+def test_records_behind_an_open_transaction_are_held_back_since_it_was_seen(broker: DevBroker) -> None:
+    poller, _, clock, name = poller_on(broker)
+
+    def held_back() -> list[tuple[int, float]]:
+        return [(lag.held_back, lag.held_back_seconds) for lag in poller.lags()]
+
+    write(broker, name, 3)
+    assert held_back() == [(0, 0.0), (0, 0.0)], "records that wait for the service are not held back"
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"{name}-other"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(name, b"{}", partition=0)
+    producer.flush(20)
+    assert held_back() == [(1, 0.0), (0, 0.0)]
+    write(broker, name, 10)
+    clock.now += 30
+    found = poller.lags()[0]
+    assert (found.records, found.held_back, found.held_back_seconds) == (3, 11, 30.0)
+    producer.commit_transaction()
+    wait_for(lambda: held_back() == [(0, 0.0), (0, 0.0)], 30, "the transaction has ended")
+    producer.begin_transaction()
+    producer.produce(name, b"{}", partition=0)
+    producer.flush(20)
+    clock.now += 30
+    assert held_back() == [(1, 0.0), (0, 0.0)], "another transaction"
+    producer.abort_transaction()
 
 
 @pytest.mark.slow

@@ -66,6 +66,9 @@ def test_values_after_two_batches() -> None:
     assert found["replayfilter_lag_records", (("partition", "0"), ("topic", "orders"))] == 30
     assert found["replayfilter_lag_seconds", (("partition", "0"), ("topic", "orders"))] == 3.5
     assert ("replayfilter_lag_seconds", (("partition", "1"), ("topic", "orders"))) not in found, "not known"
+    assert found["replayfilter_held_back_records", (("partition", "0"), ("topic", "orders"))] == 0
+    assert found["replayfilter_held_back_records", (("partition", "1"), ("topic", "orders"))] == 11
+    assert found["replayfilter_held_back_seconds", (("partition", "1"), ("topic", "orders"))] == 65
     assert found["replayfilter_last_commit_age_seconds", ()] == 10
     assert found["replayfilter_phase", (("phase", "running"),)] == 1
     assert found["replayfilter_phase", (("phase", "failed"),)] == 0

@@ -48,7 +48,7 @@ def working() -> Status:
         status.add_batch(batch(number, at, **routes, **state, state_gaps=1, laggards=held.to_text()))
     status.heartbeat(now)
     status.set_storage(Storage(2_340_000, 5_000_000))
-    status.set_lags([Lag("orders", 0, 100, 1_334, 2.5), Lag("orders", 1, 7, 7, 0.0)], now)
+    status.set_lags([Lag("orders", 0, 100, 1_334, 2.5), Lag("orders", 1, 7, 7, 0.0, 42, 500.0)], now)
     return status
 
 
@@ -70,6 +70,7 @@ def test_the_page_draws_the_status(tmp_path: Path) -> None:
     assert "100 batches" in text_of(dom, "batches")
     assert "orders-0" in text_of(dom, "lag")
     assert "1,234" in text_of(dom, "lag")
+    assert re.search(r"orders-1 .*42 for 8 min", text_of(dom, "lag"))
     assert "error: json" in text_of(dom, "delivery")
     marks = text_of(dom, "state")
     assert re.search(r"conflicts\s+500\b", marks)

@@ -37,6 +37,7 @@ def test_top_draws_routes_lag_and_state() -> None:
     assert "14 duplicates with other content" in text
     assert "4 of 30 origins, 3 may lag: h-29, h-1 and 2 more; for 10 s" in text
     assert lines["orders-0"] == ["orders-0", "10", "40", "30", "4", "s"]
+    assert lines["orders-1"] == ["orders-1", "5", "5", "0", "-", "11", "for", "65", "s"]
 
 
 def test_before_the_first_batch_and_after_an_error() -> None:
