@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessor,
@@ -37,7 +37,7 @@ _FRAME = (
     "source BINARY, topic STRING, partition INT, first BIGINT, "
     "earliest_us BIGINT, latest_us BIGINT, body BINARY"
 )
-_PASSED = "topic STRING, partition INT, body BINARY"
+PASSED = "topic STRING, partition INT, body BINARY"
 _FRAME_SCHEMA = pa.schema(
     [("source", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()),
      ("earliest_us", pa.int64()), ("latest_us", pa.int64()), ("body", pa.binary())]
@@ -114,20 +114,24 @@ def filter_replays(df: DataFrame, where: Where = "key", mark_ttl_hours: int = MA
 
         filter_replays(source).select("value").writeStream...
     """
-    provider = df.sparkSession.conf.get(_PROVIDER, "") or ""
-    if "RocksDB" not in provider:
-        raise ConfigError(
-            [
-                f"{_PROVIDER} = {provider!r}: filter_replays needs RocksDB; set it to "
-                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-            ]
-        )
+    if problems := list(rocksdb_problem(df.sparkSession, "filter_replays")):
+        raise ConfigError(problems)
     schema = df.schema
     frames = df.mapInArrow(partial(_frame, where), _FRAME)
     passed = frames.groupBy("source").transformWithStateInPandas(
-        _Marks(mark_ttl_hours * 3_600_000_000), _PASSED, outputMode="append", timeMode="None"
+        _Marks(mark_ttl_hours * 3_600_000_000), PASSED, outputMode="append", timeMode="None"
     )
-    return passed.repartition("topic", "partition").mapInArrow(_unframe, schema)
+    return passed.repartition("topic", "partition").mapInArrow(unframe, schema)
+
+
+def rocksdb_problem(spark: SparkSession, function: str) -> Iterator[str]:
+    """What is wrong unless the session has Spark's RocksDB state store, which ``function`` needs."""
+    provider = spark.conf.get(_PROVIDER, "") or ""
+    if "RocksDB" not in provider:
+        yield (
+            f"{_PROVIDER} = {provider!r}: {function} needs RocksDB; set it to "
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        )
 
 
 def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -155,7 +159,7 @@ def _frame(where: Where, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         columns: list[list[Any]] = [[] for _ in _FRAME_SCHEMA]
         for (source, topic, partition), rows in groups.items():
             rows.sort(key=offsets.__getitem__)
-            first, body = int(offsets[rows[0]]), _to_bytes(marked.take(pa.array(rows)))
+            first, body = int(offsets[rows[0]]), to_bytes(marked.take(pa.array(rows)))
             earliest, latest = int(times_us[rows].min()), int(times_us[rows].max())
             for column, value in zip(
                 columns, (source, topic, partition, first, earliest, latest, body), strict=True
@@ -177,16 +181,16 @@ def _timestamps_us(records: pa.RecordBatch) -> NDArray[np.int64]:
     return times
 
 
-def _unframe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records of each input partition in their order, which grouping by source has changed."""
+def unframe(batches: Iterable[pa.RecordBatch], order: str = "offset") -> Iterator[pa.RecordBatch]:
+    """The records of each input partition by the column ``order``; grouping has brought them out of it."""
     frames: dict[tuple[str, int], list[pa.RecordBatch]] = {}
     for batch in batches:
         names = batch.column("topic").to_pylist(), batch.column("partition").to_pylist()
         for partition, body in zip(zip(*names, strict=True), batch.column("body"), strict=True):
-            frames.setdefault(partition, []).append(_from_buffer(body.as_buffer()))
+            frames.setdefault(partition, []).append(from_buffer(body.as_buffer()))
     for found in frames.values():
         yield from (
-            pa.Table.from_batches(found).sort_by("offset").to_batches(max_chunksize=_ARROW_BATCH_RECORDS)
+            pa.Table.from_batches(found).sort_by(order).to_batches(max_chunksize=_ARROW_BATCH_RECORDS)
         )
 
 
@@ -208,14 +212,14 @@ class _Marks(StatefulProcessor):
         """Filter one batch of one source."""
         frames = pd.concat(list(rows)).sort_values(["topic", "partition", "first"], kind="stable")
         (source,) = key
-        bodies = [_from_buffer(pa.py_buffer(bytes(body))) for body in frames["body"]]
+        bodies = [from_buffer(pa.py_buffer(bytes(body))) for body in frames["body"]]
         if bytes(source):
             partitions = list(zip(frames["topic"], frames["partition"], strict=True))
             times_us = list(zip(frames["earliest_us"], frames["latest_us"], strict=True))
             bodies = self._filter(bodies, partitions, times_us)
         else:
             bodies = [body.drop_columns([_OFFSET]) for body in bodies]
-        passed = frames.assign(body=[_to_bytes(body) for body in bodies])
+        passed = frames.assign(body=[to_bytes(body) for body in bodies])
         yield passed.loc[[body.num_rows > 0 for body in bodies], ["topic", "partition", "body"]]
 
     def _filter(
@@ -259,7 +263,8 @@ def above_mark(mark: int | None, offsets: NDArray[np.int64]) -> tuple[NDArray[np
     return passes & (offsets > mark), max(mark, int(highest[-1]))
 
 
-def _to_bytes(batch: pa.RecordBatch) -> bytes:
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    """A record batch in Arrow's stream format."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -267,6 +272,7 @@ def _to_bytes(batch: pa.RecordBatch) -> bytes:
     return data
 
 
-def _from_buffer(data: pa.Buffer) -> pa.RecordBatch:
+def from_buffer(data: pa.Buffer) -> pa.RecordBatch:
+    """Read what :func:`to_bytes` wrote."""
     with pa.ipc.open_stream(data) as stream:
         return stream.read_next_batch()

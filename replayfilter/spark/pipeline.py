@@ -20,7 +20,7 @@ from replayfilter.core.input_partition import InputPartition
 from replayfilter.spark import counts, rows
 from replayfilter.spark.deliver import deliver_batches
 from replayfilter.spark.pipeline_settings import PipelineSettings
-from replayfilter.spark.route import Router
+from replayfilter.spark.router import Router
 from replayfilter.spark.source import SourceSettings, decoded_rows, with_last_batch
 
 OBSERVED, ROWS = "counts", "rows"  # the observation and its column that carry the counts in the progress

@@ -37,7 +37,7 @@ from replayfilter.spark.failures import explain, jvm_errors
 from replayfilter.spark.hadoop_folder import storage_errors
 from replayfilter.spark.pipeline import NEVER, OBSERVED, ROWS, observe_counts
 from replayfilter.spark.recall import RecallSettings, recall_task
-from replayfilter.spark.route import Router, StateRuns
+from replayfilter.spark.router import Router, StateRuns
 from replayfilter.spark.session import start_session
 
 NAME = "replayfilter-rebuild"

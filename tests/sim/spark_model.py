@@ -26,7 +26,7 @@ from replayfilter.spark.batch_range import BatchEnd, last_line
 from replayfilter.spark.decode import decode_chunks
 from replayfilter.spark.deliver import deliver_batches
 from replayfilter.spark.pipeline_settings import PipelineSettings
-from replayfilter.spark.route import Router
+from replayfilter.spark.router import Router
 from replayfilter.spark.rows import COLUMNS, FRAME
 from replayfilter.spark.source import BatchPlanner, SourceSettings, Task
 from tests.sim import world

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from replayfilter import ReplayFilter, Stamp
-from replayfilter.spark.jobs import _frame, _Marks, _unframe
+from replayfilter.spark.jobs import _frame, _Marks, unframe
 
 HOUR = 3_600_000_000
 Row = tuple[int, int, bytes | None]  # partition, offset, key
@@ -57,7 +57,7 @@ class Query:
         passed = pa.RecordBatch.from_pandas(pd.concat(out), preserve_index=False)
         return [
             (row["partition"], row["offset"])
-            for batch in _unframe(iter([passed]))
+            for batch in unframe(iter([passed]))
             for row in batch.to_pylist()
         ]
 

@@ -39,8 +39,8 @@ from replayfilter.spark.run_cache import RunCache
 
 # As types: a schema given as text is sent to the JVM and parsed there, twice in each task.
 _STATE = StructType().add("state", BinaryType())
-_NAME = StructType().add("name", BinaryType())
-_RUN = StructType().add("run", BinaryType())
+NAME = StructType().add("name", BinaryType())
+RUN = StructType().add("run", BinaryType())
 
 
 class Router(StatefulProcessor):
@@ -57,7 +57,7 @@ class Router(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the first batch of a task."""
         self._state = handle.getValueState("shard", _STATE)
-        self._runs = handle.getMapState("runs", _NAME, _RUN)
+        self._runs = handle.getMapState("runs", NAME, RUN)
 
     def handleInputRows(  # noqa: N802  # Spark's name
         self,
