@@ -96,9 +96,9 @@ class HeldBack(Struct):
     """What holds a stage's output low back.
 
     ``by``: origins (of the roster, or reported by a client), watermarks of partitions, upstream stages, or
-    unfinished work in partitions; "nothing" if nothing is known that could move it. ``names``: which of them,
-    the slowest first, at most 100 of ``count``. ``since_us``: when the output low last moved. ``behind_us``:
-    how far it is behind the largest event time seen.
+    unfinished work in partitions; "nothing" if the stage has reported nothing that could move it. ``names``:
+    which of them, the slowest first, at most 100 of ``count``; for "nothing", what is missing. ``since_us``:
+    when the output low last moved. ``behind_us``: how far it is behind the largest event time seen.
     """
 
     by: Literal["origins", "partitions", "upstream", "work", "nothing"]
@@ -146,7 +146,7 @@ class Low(Struct):
 class Upstream(Struct):
     """The upstream stages of a stage, each with its output low.
 
-    ``lows``: null for a stage of which nothing is known yet but what its own upstream stages say.
+    ``lows``: null for a stage that has not reported a low yet.
     """
 
     stage: str

@@ -16,7 +16,7 @@ from rich.console import Console
 from replayfilter.errors import WatermarkError
 
 if TYPE_CHECKING:
-    from replayfilter.watermark.api import OriginState, StageState, Window
+    from replayfilter.watermark.api import HeldBack, OriginState, StageState, Window
 
 TIMEOUT_EXIT_CODE = 3
 MAX_SHOWN_NAMES = 20
@@ -121,10 +121,15 @@ def line_of_stage(state: StageState) -> str:
     from replayfilter.watermark.times import format_time
 
     held = state.held_back
-    line = f"{state.stage}: complete to {format_time(state.output_low)}, held back by {held.by}"
+    line = f"{state.stage}: complete to {format_time(state.output_low)}, {reason_of(held)}"
     shown = held.names[:MAX_SHOWN_NAMES]
     more = f" and {held.count - len(shown)} more" if held.count > len(shown) else ""
     return f"{line}: {', '.join(shown)}{more}" if shown else line
+
+
+def reason_of(held: HeldBack) -> str:
+    """What holds a stage back, without the names."""
+    return "waiting" if held.by == "nothing" else f"held back by {held.by}"
 
 
 def line_of_origin(state: OriginState) -> str:
@@ -180,9 +185,7 @@ def still_missing(window: Window) -> list[str]:
     """What a window still waits for, as lines of text."""
     from replayfilter.watermark.times import format_time
 
-    lines = [
-        f"{window.stage}: complete only to {format_time(window.low)}, held back by {window.held_back.by}"
-    ]
+    lines = [f"{window.stage}: complete only to {format_time(window.low)}, {reason_of(window.held_back)}"]
     if window.behind:
         more = window.behind - min(MAX_SHOWN_NAMES, len(window.names))
         names = ", ".join(window.names[:MAX_SHOWN_NAMES]) + (f" and {more} more" if more else "")
@@ -217,7 +220,7 @@ class _Progress:
         from time import monotonic
 
         done, total = window.origins - window.missing, window.origins
-        state = f"{window.missing} of {total} missing" if total else f"held back by {window.held_back.by}"
+        state = f"{window.missing} of {total} missing" if total else reason_of(window.held_back)
         last_state, last_time = self._last
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, total=total or None, state=state)

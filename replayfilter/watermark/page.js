@@ -91,7 +91,7 @@ function heldBack(state) {
   const more = count > 5 ? ` and ${count - 5} more` : "";
   const which = names.length ? `: ${names.slice(0, 5).join(", ")}${more}` : "";
   const since = since_us === null ? "never moved" : `last moved ${formatTime(since_us)}`;
-  return `held back by ${by}${which}; ${since}; ${behind_us === null ? "lag unknown" : formatDuration(behind_us) + " behind the largest event time"}`;
+  return `${by === "nothing" ? "waiting" : `held back by ${by}`}${which}; ${since}; ${behind_us === null ? "lag unknown" : formatDuration(behind_us) + " behind the largest event time"}`;
 }
 
 function origins(health) {

@@ -54,8 +54,8 @@ def low_of(snapshot: Snapshot, name: str | None) -> Low:
 def upstream_of(snapshot: Snapshot, name: str) -> Upstream:
     """The output lows of a stage's upstream stages, each at most what the stage says itself.
 
-    None for one that has said nothing: it may still have to write what its own upstream stages have finished.
-    By these alone its output low may also have passed what it said later, since it never goes back.
+    None for one that has said nothing. Its stored output low may be one that an earlier version took from the
+    stages before it, and may have passed what it said later, since it never goes back.
     """
 
     def low(each: StageSnapshot) -> int | None:
@@ -172,12 +172,12 @@ def held_back(snapshot: Snapshot, name: str) -> HeldBack:
         "partitions": UNKNOWN if unreported > 0 else min(lows.values(), default=None),
         "upstream": stage.upstream_low,
     }
-    smallest = min((bound for bound in bounds.values() if bound is not None), default=None)
-    if bounds["partitions"] == smallest and (found := find_laggards(stage)) is not None:
+    smallest = min((bound for bound in bounds.values() if bound is not None), default=UNKNOWN)
+    if bounds["partitions"] in (smallest, None) and (found := find_laggards(stage)) is not None:
         _, laggards = found
         return held_by("origins", list(laggards.slowest), laggards.lagging)
-    if smallest is None:
-        return held_by("nothing", [], 0)
+    if bounds["origins"] is None and bounds["partitions"] is None:  # silent: upstream stages don't count
+        return held_by("nothing", ["no low reported yet" if stage.partitions else "no report yet"], 1)
     if bounds["origins"] == smallest:
         lagging = stage.active & (stage.progress <= smallest)
         return held_by("origins", _names(stage, _slowest(stage, lagging, MAX_NAMES)), int(lagging.sum()))

@@ -159,7 +159,10 @@ class StageRow:
     # ---- what the watermark is computed from -----------------------------------------------------
 
     def own_low(self) -> int | None:
-        """The input low from the roster and the partitions, without upstream stages; None without either."""
+        """The input low from the roster and the partitions, without upstream stages.
+
+        None if the stage is silent: it has no roster, and no partition has reported a low.
+        """
         bounds = [self.roster.settle()] if self.config.has_roster else []
         lows = [partition.low for partition in self.partitions.values() if partition.low is not None]
         if len(lows) < self.config.partitions:

@@ -93,6 +93,8 @@ def test_a_stage_with_a_roster(server: ServerProcess) -> None:
 def test_what_holds_a_stage_back_and_for_how_long(server: ServerProcess) -> None:
     server.report("web", {"a": 10, "b": 12})
     time.sleep(0.3)
+    assert of(scrape(server), "stage_held_by", "join", "nothing") == 1, "it has not reported"
+    server.report("join", low=20)
     found = scrape(server)
     for stage, reason in (("web", "origins"), ("join", "upstream"), ("counted", "nothing")):
         held = [by for by in HELD_BY if of(found, "stage_held_by", stage, by)]

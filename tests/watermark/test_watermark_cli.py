@@ -40,7 +40,7 @@ def test_a_timeout_exits_with_3_and_lists_the_missing_origins(tmp_path: Path) ->
 
 
 def test_show_says_how_far_a_stage_and_an_origin_are(tmp_path: Path) -> None:
-    stages = STAGES + "\n[stages.bare]\n"
+    stages = STAGES + '\n[stages.bare]\n[stages.next]\nupstream = ["web"]\n'
     with ServerProcess(write_config(tmp_path, stages)) as server:
         server.report("web", {"a": 3_600_000_000, "b": 3_602_500_000})
         server.http.post("/v1/stages/web/roster", json={"add": ["d/e?"], "idle": ["d/e?"]})
@@ -52,6 +52,14 @@ def test_show_says_how_far_a_stage_and_an_origin_are(tmp_path: Path) -> None:
             assert result.exit_code == 0, result.output
             return result.stdout.splitlines()
 
+        (before,) = show("next")
+        assert before == "next: complete to unknown, waiting: no report yet"
+        result = runner.invoke(
+            app, ["watermark", "wait", "next", "3600000000", "--timeout", "0s", "--server", server.url]
+        )
+        assert result.exit_code == 3
+        assert "next: complete only to unknown, waiting" in result.stderr
+        assert "no report yet" in result.stderr
         assert show("web") == ["web: complete to 1970-01-01T01:00:00Z, held back by origins: c, a"]
         _, a, c, idle = show("web", "--origin", "a", "--origin", "c", "--origin", "d/e?")
         assert a.startswith("a: at 1970-01-01T01:00:00Z, 2.5 s behind the largest time, there since 20")

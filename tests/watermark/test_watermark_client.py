@@ -168,6 +168,7 @@ def test_merging_keeps_the_latest_state_and_the_largest_times() -> None:
 def test_polling_ends_at_the_timeout_and_survives_a_restart(tmp_path: Path) -> None:
     config = write_config(tmp_path, STAGES)
     with ServerProcess(config) as server:
+        server.report("next", low=5)
         windows = list(poll_window([server.url], "", "next", 5, 0.5))
         assert [window.closed for window in windows] == [False] * len(windows)
         assert windows[-1].names == ["web: a", "web: b"]

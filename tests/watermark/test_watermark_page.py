@@ -113,7 +113,7 @@ def fill(server: ServerProcess, store: Path) -> None:
     now = time.time_ns() // 1000
     progress = {f"host-{number:02d}": now - number * 1_000_000 for number in range(40)}
     progress |= {"host-38": now - HOUR // 2, "host-39": now - HOUR}
-    server.report("orders", partition="orders-0", oldest=now - HOUR - 60 * 10**6)
+    server.report("orders", partition="orders-0", low=now, oldest=now - HOUR - 60 * 10**6)
     server.report("web", {**progress, EVIL: 5}, sequence=2)
     with sqlite3.connect(store, timeout=10) as history:
         for at in range(now - 3 * HOUR, now, 60 * 10**6):
@@ -150,6 +150,9 @@ def test_the_page_shows_the_watermarks_and_the_slowest_origins(tmp_path: Path, b
         assert EVIL in web, "it is shown as text"
         assert "held back by work: orders-0" in browser.evaluate(
             "document.getElementById('stage-orders').innerText"
+        )
+        assert "waiting: no report yet; never moved" in browser.evaluate(
+            "document.getElementById('stage-empty').innerText"
         )
         empty = "document.getElementById('stage-empty').querySelector('svg').textContent"
         assert browser.evaluate(empty) == "no history yet"

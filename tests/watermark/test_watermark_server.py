@@ -52,6 +52,7 @@ def test_reports_move_the_watermark_of_a_stage_and_of_those_downstream(server: S
         "unknown_count": 1,
         "stale": 0,
     }
+    server.report("join", low=100)
     assert (server.low("web"), server.low("join")) == (20, 20)
     assert server.get("/v1/low")["low"] is None, "chained has no watermark yet"
     response = server.report("join", partition="p", oldest=15)
@@ -98,6 +99,7 @@ def test_late_and_repeated_reports_only_raise_times(server: ServerProcess) -> No
 
 def test_a_window_says_whether_it_is_closed_and_which_origins_are_missing(server: ServerProcess) -> None:
     server.report("web", {"a": HOUR - 1, "b": HOUR - 2})
+    server.report("join", low=HOUR)
     window = server.get("/v1/stages/web/window", end="1970-01-01T01:00:00Z")
     assert (window["closed"], window["missing"], window["behind"]) == (False, 2, 3)
     assert window["names"] == ["c", "b", "a"], "the slowest first"
@@ -109,6 +111,7 @@ def test_a_window_says_whether_it_is_closed_and_which_origins_are_missing(server
 
 
 def test_waiting_ends_when_the_window_closes_or_the_time_is_over(server: ServerProcess) -> None:
+    server.report("join", low=5)
     started = time.monotonic()
     assert not server.get("/v1/stages/join/wait", end=5, seconds=1)["closed"]
     assert 0.9 < time.monotonic() - started < 5
@@ -333,6 +336,8 @@ def test_kill_9_loses_no_acknowledged_report_and_nothing_goes_back(tmp_path: Pat
     seen = -1  # the largest watermark in a response
     for life in range(4):
         with ServerProcess(config) as server:
+            if life == 0:
+                server.report("next", low=10**9)  # its watermark is that of web, after each start too
             low = server.low("next")
             assert seen <= (-1 if low is None else low)
             kept = {

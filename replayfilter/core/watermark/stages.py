@@ -3,6 +3,8 @@
 Rules:
 - The input low of a stage is the smallest of the output lows of the stages it reads, and of its own bound:
   the watermark of its roster, or the smallest watermark that its input partitions carry.
+- Without a bound of its own a stage is silent, and its watermarks stay where they are. What the stages before
+  it have finished may still wait in its input.
 - The output low of a stage is the smaller of its input low and its oldest unfinished work.
 - Neither goes back.
 """
@@ -30,7 +32,7 @@ class Stages:
     Raises ``ValueError`` for a cycle, and for an unknown upstream stage.
 
     >>> stages = Stages({"parse": [], "join": ["parse"]})
-    >>> stages.settle({"parse": 9}, {"parse": 7})
+    >>> stages.settle({"parse": 9, "join": 8}, {"parse": 7})
     >>> stages.lows["join"]
     Lows(input=7, output=7)
     """
@@ -51,15 +53,15 @@ class Stages:
     def settle(self, own: Mapping[str, int], oldest: Mapping[str, int]) -> None:
         """Advance all watermarks as far as possible.
 
-        ``own``: the own bounds of stages; ``oldest``: their oldest unfinished work. A stage that reads no
-        other stage and has no own bound stays where it is.
+        ``own``: the own bounds of stages, without those that are silent; ``oldest``: their oldest unfinished
+        work.
         """
         for stage in self.order:
-            bounds = [self.lows[name].output for name in self.upstream[stage]]
-            if stage in own:
-                bounds.append(own[stage])
+            if stage not in own:
+                continue
             before = self.lows[stage]
-            into = max(before.input, min(bounds, default=UNKNOWN))
+            bound = min([own[stage], *(self.lows[name].output for name in self.upstream[stage])])
+            into = max(before.input, bound)
             out = max(before.output, min(into, oldest.get(stage, into)))
             self.lows[stage] = Lows(into, out)
 
