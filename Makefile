@@ -185,7 +185,7 @@ COMPILE := $(UV) pip compile --quiet --generate-hashes --no-header --no-emit-ind
 lock: .venv/dev.installed
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
-	$(COMPILE) pyproject.toml --extra service --extra avro --extra tracing -c requirements/dev.txt -o requirements/service.txt
+	$(COMPILE) pyproject.toml --extra service --extra avro --extra protobuf --extra tracing -c requirements/dev.txt -o requirements/service.txt
 	$(BIN)/python -m replayfilter.jvm.jars --lock >/dev/null
 
 clean:

@@ -45,8 +45,8 @@ FORMATS = ("json", "avro", "protobuf", "cloudevents", "debezium", "raw")
 def build_extractor(spec: KeySpec) -> Extractor:
     """Build the extractor for a spec.
 
-    Raises :class:`ConfigError` with every problem of the spec, and :class:`MissingDependency` for Avro if
-    fastavro or the client of the schema registry is not installed.
+    Raises :class:`ConfigError` with every problem of the spec, and :class:`MissingDependency` if a package
+    for Avro, Protobuf or the schema registry is not installed.
     """
     errors: list[str] = []
     key = [field for text in spec.key if (field := _parse("dedup.key", text, errors))]
@@ -74,7 +74,8 @@ def build_extractor(spec: KeySpec) -> Extractor:
         errors.append('input.format: "avro" needs schemas; set avro.encoding')
     if spec.format == "protobuf" and spec.protobuf is None:
         errors.append(
-            'input.format: "protobuf" needs a message; set protobuf.descriptors and protobuf.message'
+            'input.format: "protobuf" needs the types of messages; set protobuf.registry, or '
+            "protobuf.descriptors and protobuf.message"
         )
     if spec.format == "debezium" and spec.on_null != "unique":
         errors.append('input.format: "debezium" needs input.on_null = "unique"')
@@ -115,13 +116,15 @@ def _avro_reader(paths: list[Field], spec: AvroSpec) -> Reader:
 
 def _protobuf_reader(paths: list[Field], spec: ProtobufSpec) -> Reader:
     try:
-        from replayfilter.formats.protobuf import MessageTypeError, ProtobufReader
-    except ImportError:
-        raise MissingDependency(
-            'input.format = "protobuf" needs protobuf, which is not installed: pip install protobuf'
-        ) from None
-    try:
+        from replayfilter.formats.protobuf.message_reader import ProtobufReader
+        from replayfilter.formats.protobuf.message_type import MessageTypeError
+
         return ProtobufReader(paths, spec)
+    except ImportError as error:
+        raise MissingDependency(
+            f'input.format = "protobuf" needs {error.name}, which is not installed: '
+            'pip install "replayfilter[protobuf]"'
+        ) from None
     except MessageTypeError as error:
         raise ConfigError([f"protobuf.message: {error}"]) from None
 

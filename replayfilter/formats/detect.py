@@ -10,6 +10,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,11 +19,20 @@ from replayfilter.core.stamp import STAMP_HEADER, last_header, parse_stamps
 from replayfilter.errors import MissingDependency
 from replayfilter.formats.cloudevents import CloudEventsReader, wrong_attribute
 from replayfilter.formats.debezium import DebeziumReader, is_change_event
+from replayfilter.formats.definition import Definition, SchemaError
 from replayfilter.formats.extractor import Reader
 from replayfilter.formats.fields import Location, metadata_column, parse_field
 from replayfilter.formats.json import JsonReader
 from replayfilter.formats.raw import RawReader
-from replayfilter.formats.spec import MAX_UNKNOWN, AvroSpec, RecordColumns, RecordError
+from replayfilter.formats.schema_header import schema_in_header, shown_id
+from replayfilter.formats.spec import (
+    MAX_UNKNOWN,
+    AvroSpec,
+    ProtobufSpec,
+    RecordColumns,
+    RecordError,
+    RegistryAddress,
+)
 
 MOST = 0.9  # the share of the records that have a format
 MAX_DEPTH = 3  # of a field in a value
@@ -37,21 +47,21 @@ _ABOUT_SENDING = ("rf-", "ce_", "__", "traceparent", "tracestate", "b3", "x-b3-"
 class Detected(NamedTuple):
     """A sample's ``format``, as in the config, and the names of the ``fields`` of its records.
 
-    ``unknown_ids``: ids of schemas that Avro values begin with and the registry doesn't know. ``note``: a
+    ``schemas``: the registry of Avro and Protobuf values, with the ids that it doesn't know. ``note``: a
     sentence about what could not be found out, or "".
     """
 
     format: str
     fields: list[str]
-    unknown_ids: tuple[int, ...] = ()
+    schemas: AvroSpec | ProtobufSpec | None = None
     note: str = ""
 
 
-def detect_format(batch: RecordColumns, avro: AvroSpec | None = None) -> Detected:
+def detect_format(batch: RecordColumns, registry: RegistryAddress | None = None) -> Detected:
     """What most of the records in a sample are; they have keys and headers.
 
-    ``avro``: the registry to ask for the schemas of Avro values. Raises RegistryError if it doesn't answer,
-    and MissingDependency if a package for it is not installed.
+    ``registry``: whom to ask for the schemas of Avro and Protobuf values. Raises RegistryError if it doesn't
+    answer, and MissingDependency if a package for it is not installed.
     """
     values = [value for value in batch.values if value]
     headers = _header_fields(batch)
@@ -65,8 +75,8 @@ def detect_format(batch: RecordColumns, avro: AvroSpec | None = None) -> Detecte
         return Detected("debezium", _names(envelopes) + headers)
     if _most(documents, len(values)):
         return Detected("json", _names(documents) + headers)
-    with_prefix = [value for value in values if len(value) > _PREFIX.size and value[0] == 0]
-    if not _most(with_prefix, len(values)):
+    ids = Counter(filter(None, map(_schema_id, batch.values, batch.headers)))
+    if not _most(ids.elements(), len(values)):
         note = ""
         if _most((value[:2] == _SINGLE_OBJECT for value in values), len(values)):
             note = (
@@ -74,15 +84,11 @@ def detect_format(batch: RecordColumns, avro: AvroSpec | None = None) -> Detecte
                 'set input.format = "avro" and the files in avro.schemas'
             )
         return Detected("raw", headers, note=note)
-    ids = Counter(_PREFIX.unpack_from(value)[0] for value in with_prefix)
-    shown = ", ".join(map(str, sorted(ids)[:5]))
-    if avro is None:
-        note = f"values begin with ids of schemas ({shown}): to read their fields, give --registry"
+    if registry is None:
+        shown = ", ".join(map(shown_id, sorted(ids)[:5]))
+        note = f"records have ids of schemas ({shown}): to read their fields, give --registry"
         return Detected("raw", headers, note=note)
-    names, unknown, problem = _avro_names(sorted(ids)[:MAX_UNKNOWN], avro)
-    if problem:
-        return Detected("raw", headers, note=f"values begin with ids of schemas: {problem}")
-    return Detected("avro", names + headers, unknown)
+    return _by_registry(ids, registry, headers)
 
 
 def stamp_location(batch: RecordColumns) -> str:
@@ -99,9 +105,7 @@ def stamp_location(batch: RecordColumns) -> str:
     return "none"
 
 
-def columns_of(
-    detected: Detected, batch: RecordColumns, avro: AvroSpec | None = None
-) -> tuple[list[int], dict[str, list[object]]]:
+def columns_of(detected: Detected, batch: RecordColumns) -> tuple[list[int], dict[str, list[object]]]:
     """The rows that can be read, and in these the value of each field; MISSING where there is none.
 
     ``@key`` is a field, too.
@@ -115,10 +119,14 @@ def columns_of(
         reader = JsonReader(paths)
     elif detected.format == "debezium":
         reader = DebeziumReader(paths)
-    elif detected.format == "avro" and avro is not None:
+    elif isinstance(detected.schemas, AvroSpec):
         from replayfilter.formats.avro.values import AvroReader
 
-        reader = AvroReader(paths, replace(avro, unknown=detected.unknown_ids))
+        reader = AvroReader(paths, detected.schemas)
+    elif isinstance(detected.schemas, ProtobufSpec):
+        from replayfilter.formats.protobuf.message_reader import ProtobufReader
+
+        reader = ProtobufReader(paths, detected.schemas)
     errors: dict[int, RecordError] = {}
     found = reader(batch, errors)
     columns = {field.text: column for field, column in zip(paths, found, strict=True)}
@@ -202,29 +210,82 @@ def _is_usable(text: str, path: tuple[str, ...]) -> bool:
         return False
 
 
-def _avro_names(ids: Sequence[int], spec: AvroSpec) -> tuple[list[str], tuple[int, ...], str]:
-    """The fields of the schemas that the registry knows, the other ids, and why there are no fields."""
+def _schema_id(value: bytes | None, headers: Sequence[tuple[str, bytes | None]] | None) -> int | None:
+    """The id or GUID of a record's schema, in its header or before its value; None if it has none."""
+    if value is None:
+        return None
+    in_header = schema_in_header(headers)
+    if in_header is not None:
+        return in_header[0]
+    id_: int = _PREFIX.unpack_from(value)[0] if len(value) > _PREFIX.size and value[0] == 0 else 0
+    return id_ if id_ > 0 else None
+
+
+def _by_registry(ids: Iterable[int], address: RegistryAddress, headers: list[str]) -> Detected:
+    """What records are by the schemas that they name: Avro or Protobuf; raw if the registry can't say."""
     try:
-        from replayfilter.formats.avro.registry import Registry
-        from replayfilter.formats.avro.shape import SchemaError
+        from replayfilter.formats.registry import Registry
+
+        asked = sorted(ids)[:MAX_UNKNOWN]
+        types = Registry("avro", address.url, dict(address.options)).types(asked)
+        unknown = tuple(id_ for id_ in asked if id_ not in types)
+        problem = f"the registry doesn't know {', '.join(map(shown_id, unknown[:5]))}" if not types else ""
+        for form, names_of in (("avro", _avro_names), ("protobuf", protobuf_names)):
+            known = [id_ for id_ in asked if types.get(id_) == form.upper()]
+            names: dict[str, None] = {}
+            for id_, definition in Registry(form, address.url, dict(address.options)).find(known).items():
+                try:
+                    names |= dict.fromkeys(names_of(definition))
+                except SchemaError as error:
+                    problem = problem or f"{shown_id(id_)} can't be used ({error})"
+            if names:
+                spec = AvroSpec("confluent") if form == "avro" else ProtobufSpec("confluent")
+                spec = replace(spec, registry=address.url, options=address.options, unknown=unknown)
+                return Detected(form, [*list(names)[:MAX_FIELDS], *headers], spec)
+            problem = problem or ("their schemas have no fields" if known else "")
     except ImportError as error:
         raise MissingDependency(
-            f'--registry needs {error.name}, which is not installed: pip install "replayfilter[avro]"'
+            f"--registry needs {error.name}, which is not installed: pip install "
+            '"replayfilter[avro,protobuf]"'
         ) from None
-    registry = Registry(spec.registry, dict(spec.options))
-    known = registry.known(ids)
-    unknown = tuple(id_ for id_ in ids if id_ not in known)
-    names: dict[str, None] = {}
-    problem = f"the registry doesn't know {', '.join(map(str, unknown[:5]))}" if not known else ""
-    for id_, definition in registry.find(sorted(known)).items():
-        if isinstance(definition, SchemaError):
-            problem = problem or f"{id_} can't be used ({definition})"
-        else:
-            try:
-                names |= dict.fromkeys(_schema_leaves(json.loads(definition[-1])))
-            except (ValueError, RecursionError):
-                problem = problem or f"{id_} is no schema of Avro"
-    return list(names)[:MAX_FIELDS], unknown, "" if names else problem or "their schemas have no fields"
+    problem = problem or f"they are of the type {', '.join(sorted(set(types.values())))}"
+    return Detected("raw", headers, note=f"records have ids of schemas: {problem}")
+
+
+def _avro_names(definition: Definition | SchemaError) -> list[str]:
+    """The fields of an Avro schema. Raises SchemaError."""
+    if isinstance(definition, SchemaError):
+        raise definition
+    try:
+        return list(_schema_leaves(json.loads(definition.text)))
+    except (ValueError, RecursionError) as error:
+        raise SchemaError.of(error, "an Avro schema") from None
+
+
+def protobuf_names(definition: Definition | SchemaError) -> list[str]:
+    """The fields of the messages in a file, but not of those within others. Raises SchemaError."""
+    from replayfilter.formats.protobuf.message_type import registered_types
+
+    if isinstance(definition, SchemaError):
+        raise definition
+    types = registered_types(definition)
+    outer = (type_.descriptor for position, type_ in types.items() if len(position) == 1)
+    return list(islice(chain.from_iterable(map(_message_leaves, outer)), MAX_FIELDS))
+
+
+def _message_leaves(message: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The fields of a message that are no messages, maps or lists; a timestamp is a field."""
+    from replayfilter.formats.protobuf.message_type import is_repeated
+
+    for field in message.fields:
+        path = (*above, field.name)
+        if is_repeated(field):
+            continue
+        if field.message_type is None or field.message_type.full_name == "google.protobuf.Timestamp":
+            if text := _text_of(path):
+                yield text
+        elif len(path) < MAX_DEPTH:
+            yield from _message_leaves(field.message_type, path)
 
 
 def _schema_leaves(schema: object, above: tuple[str, ...] = ()) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ class Reason(enum.StrEnum):
     )
     AVRO = "avro"  # does not match its schema: truncated, trailing bytes, text that is not UTF-8
     PROTOBUF_PREFIX = "protobuf_prefix"  # lacks the prefix of its encoding, or is of another message type
+    PROTOBUF_SCHEMA = "protobuf_schema"  # its schema is unknown to the registry, or can't be used
     PROTOBUF = "protobuf"  # does not match its message type: truncated, text that is not UTF-8
     CLOUDEVENT = "cloudevent"  # lacks an attribute that each event has, or its event format is not JSON
     DEBEZIUM = "debezium"  # not a change event: it has no source or no op
@@ -67,16 +68,28 @@ class AvroSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProtobufSpec:
-    """Which message Protobuf values are.
+    """Which messages Protobuf values are, and where their types are.
 
     - ``encoding``: "confluent" (a zero byte, the id in a registry, int32, and the position of the type) or
       "plain" (no prefix).
-    - ``descriptors``: a FileDescriptorSet, in base64. ``message``: the full name of the message in it.
+    - ``descriptors``: a FileDescriptorSet, in base64; empty if the types are in a registry.
+    - ``message``: the full name of the message that each value is; with a registry empty for any.
+    - ``registry``, ``options``, ``unknown``, for "confluent" without descriptors: as of :class:`AvroSpec`.
     """
 
     encoding: str
-    descriptors: str = field(repr=False)
-    message: str
+    descriptors: str = field(default="", repr=False)
+    message: str = ""
+    registry: str = ""
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    unknown: tuple[int, ...] = ()
+
+
+class RegistryAddress(NamedTuple):
+    """A schema registry's ``url``, and settings of its client under the client's own names."""
+
+    url: str
+    options: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ class KeySpec:
     """Which fields to extract from each record.
 
     - ``format``: "json", "avro" (``avro`` then says where the schemas are), "protobuf" (``protobuf`` says
-      which message), "cloudevents" (a path is the name of an attribute), "debezium" (a path begins in the
+      which messages), "cloudevents" (a path is the name of an attribute), "debezium" (a path begins in the
       envelope; needs ``on_null`` "unique") or "raw".
     - ``key``: the fields that make two records the same: dotted paths (``user.id``), ``@key``, ``@value``
       or ``@header:NAME`` (the last header of that name). Empty: no dedup; all digests are zero.
@@ -109,6 +122,17 @@ class KeySpec:
     on_null: str = "error"
     protobuf: ProtobufSpec | None = None
     content: tuple[str, ...] = ()
+
+    @property
+    def schemas(self) -> AvroSpec | ProtobufSpec | None:
+        """Where the schemas of the values are; None if they have none."""
+        return self.avro or self.protobuf
+
+    def with_schemas(self, schemas: AvroSpec | ProtobufSpec) -> KeySpec:
+        """The spec with other schemas of the same format."""
+        if isinstance(schemas, ProtobufSpec):
+            return replace(self, protobuf=schemas)
+        return replace(self, avro=schemas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ Brokers = Annotated[
 Registries = Annotated[
     str,
     matching(
-        rf"|{_URL}(,{_URL})*", 'not a registry URL; write "http://host:8081", and credentials in avro.options'
+        rf"|{_URL}(,{_URL})*", 'not a registry URL; write "http://host:8081", and credentials in the options'
     ),
 ]
 Address = Annotated[

@@ -38,7 +38,7 @@ def errors_of(tmp_path: Path, **avro: Any) -> list[str]:
         (
             {"registry": '"http://me:hunter2@r"'},
             'avro.registry = "http://***@r"',
-            "credentials in avro.options",
+            "credentials in the options",
         ),
         ({"registry": '"http://r"', "options.no.such": "1"}, "avro.registry, avro.options", "no.such"),
         ({"registry": '"http://r"', "options.timeout": '"soon"'}, "avro.options.timeout = 'soon'", "number"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from replayfilter.formats.avro.schemas import fingerprint_of
-from replayfilter.formats.avro.shape import SchemaError, Want, shape_of
+from replayfilter.formats.avro.shape import Want, shape_of
+from replayfilter.formats.definition import Definition, SchemaError
 from tests.support.extractions import (
     record_schema,
 )
@@ -34,7 +35,7 @@ def test_arrays_of_items_without_bytes_are_refused(items: Any) -> None:
     array = {"type": "array", "items": items}
     schema = record_schema(id="int", a=array) | {"name": "Top"}
     with pytest.raises(SchemaError, match="items take no bytes"):
-        shape_of((json.dumps(schema),), {"id": {}})
+        shape_of(Definition(json.dumps(schema)), {"id": {}})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_arrays_of_items_without_bytes_are_refused(items: Any) -> None:
 )  # fmt: skip
 def test_invalid_schemas_raise_schema_errors(text: str) -> None:
     with pytest.raises(SchemaError):
-        shape_of((text,), {})
+        shape_of(Definition(text), {})
 
 
 @pytest.mark.parametrize("leaf", ["int", "null"])
@@ -61,10 +62,12 @@ def test_a_type_used_many_times_stays_small(leaf: str) -> None:
     schema: dict[str, Any] = {"type": "record", "name": "Top", "fields": fields}
     wants: tuple[Want, ...] = ({"id": {}}, {})
     for want in wants:
-        assert shape_of((json.dumps(schema),), want).read(BytesIO(bytes(40) + b"\x02"))["id"] == 1
+        assert shape_of(Definition(json.dumps(schema)), want).read(BytesIO(bytes(40) + b"\x02"))["id"] == 1
     fields.append({"name": "array", "type": {"type": "array", "items": "T39"}})
     if leaf == "null":
         with pytest.raises(SchemaError, match="items take no bytes"):
-            shape_of((json.dumps(schema),), {})
+            shape_of(Definition(json.dumps(schema)), {})
     else:
-        assert shape_of((json.dumps(schema),), {}).read(BytesIO(bytes(40) + b"\x02\0"))["array"] == []
+        assert (
+            shape_of(Definition(json.dumps(schema)), {}).read(BytesIO(bytes(40) + b"\x02\0"))["array"] == []
+        )

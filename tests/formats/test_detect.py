@@ -9,13 +9,15 @@ from typing import Any
 
 import fastavro
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from replayfilter.core.digest import MISSING
 from replayfilter.core.stamp import Stamp
-from replayfilter.formats.detect import columns_of, detect_format, stamp_location
+from replayfilter.formats.detect import Detected, columns_of, detect_format, stamp_location
 from replayfilter.formats.expiry_keys import Instant
-from replayfilter.formats.spec import AvroSpec, RecordColumns
-from tests.support.registry_server import FAST_RETRIES, RegistryServer
+from replayfilter.formats.spec import AvroSpec, ProtobufSpec, RecordColumns, RegistryAddress
+from tests.support.paths import ROOT
+from tests.support.registry_server import FAST_RETRIES, RegistryServer, guid_of
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -113,40 +115,79 @@ def test_avro_by_its_registry() -> None:
     batch = sample([avro(5, {"id": str(n), "at": n, "items": [], "shop": {"no": n}}) for n in range(3)])
     with RegistryServer() as registry:
         registry.add(5, ORDER)
-        spec = AvroSpec("confluent", registry.url, tuple(FAST_RETRIES.items()))
-        detected = detect_format(batch, spec)
-        assert tuple(detected) == ("avro", ["id", "at", "shop.no"], (), "")
-        _, columns = columns_of(detected, batch, spec)
+        address = RegistryAddress(registry.url, tuple(FAST_RETRIES.items()))
+        detected = detect_format(batch, address)
+        assert detected == Detected("avro", ["id", "at", "shop.no"], AvroSpec("confluent", *address))
+        _, columns = columns_of(detected, batch)
         assert columns["shop.no"] == [0, 1, 2]
         assert columns["at"] == [Instant(n * 10**6) for n in range(3)]
         some = sample([*[*batch.values] * 3, avro(6, {"id": "1", "at": 1, "items": [], "shop": {"no": 1}})])
-        assert detect_format(some, spec).unknown_ids == (6,)
-        rows, columns = columns_of(detect_format(some, spec), some, spec)
+        detected = detect_format(some, address)
+        assert detected.schemas == AvroSpec("confluent", *address, unknown=(6,))
+        rows, columns = columns_of(detected, some)
         assert (rows, columns["id"]) == (list(range(9)), ["0", "1", "2"] * 3)
         unknown = sample([avro(6, {"id": "1", "at": 1, "items": [], "shop": {"no": 1}})])
-        assert detect_format(unknown, spec) == (
-            "raw", [], (), "values begin with ids of schemas: the registry doesn't know 6"
-        )  # fmt: skip
+        note = "records have ids of schemas: the registry doesn't know 6"
+        assert detect_format(unknown, address) == Detected("raw", [], note=note)
     found = detect_format(batch)
     assert found.format == "raw"
     assert "give --registry" in found.note
 
 
+def in_header(record: bytes, more: bytes = b"") -> Headers:
+    """The header for a record with a prefix, whose id it has as a GUID."""
+    return [("__value_schema_id", b"\1" + guid_of(int.from_bytes(record[1:5])).bytes + more)]
+
+
+def test_avro_whose_schema_is_in_a_header() -> None:
+    values = [avro(5, {"id": str(n), "at": n, "items": [], "shop": {"no": n}}) for n in range(3)]
+    batch = sample([value[5:] for value in values], headers=list(map(in_header, values)))
+    found = detect_format(batch)
+    note = f"records have ids of schemas ({guid_of(5)}): to read their fields, give --registry"
+    assert found == Detected("raw", [], note=note)
+    with RegistryServer() as registry:
+        registry.add(5, ORDER)
+        detected = detect_format(batch, RegistryAddress(registry.url, tuple(FAST_RETRIES.items())))
+    assert detected[:2] == ("avro", ["id", "at", "shop.no"])
+
+
+@pytest.mark.parametrize("with_prefix", [True, False])
+def test_protobuf_by_its_registry(with_prefix: bool) -> None:
+    """The fields of all types of the file; what a record's own type doesn't have is missing."""
+    files = FileDescriptorSet.FromString((ROOT / "tests" / "vectors" / "order.desc").read_bytes())
+    values = [b"\0\0\0\0\5\2\2\x0a\1" + str(n).encode() for n in range(3)]
+    values.append(b"\0\0\0\0\5\2\0\x0a\1x")
+    batch = sample(values)
+    if not with_prefix:
+        headers = [in_header(value, value[5:7]) for value in values]
+        batch = sample([value[7:] for value in values], headers=headers)
+    with RegistryServer() as registry:
+        registry.add_protobuf(5, files.file[-1])
+        address = RegistryAddress(registry.url, tuple(FAST_RETRIES.items()))
+        detected = detect_format(batch, address)
+        fields = ["x", "id", "ts", "at", "kind", "raw", "user", "guest", "amount", "first.sku", "first.count"]
+        assert detected == Detected("protobuf", [*fields, "big"], ProtobufSpec("confluent", "", "", *address))
+        rows, columns = columns_of(detected, batch)
+    assert rows == [0, 1, 2, 3]
+    assert columns["id"] == ["0", "1", "2", MISSING]
+    assert columns["x"] == [MISSING, MISSING, MISSING, "x"]
+
+
 def test_a_registry_with_schemas_of_another_type() -> None:
     with RegistryServer() as registry:
-        registry.add(5, {"x": 1}, schemaType="PROTOBUF")
-        spec = AvroSpec("confluent", registry.url, tuple(FAST_RETRIES.items()))
-        detected = detect_format(sample([b"\0\0\0\0\5\0\1\2"] * 3), spec)
+        registry.add(5, {"x": 1}, schemaType="JSON")
+        address = RegistryAddress(registry.url, tuple(FAST_RETRIES.items()))
+        detected = detect_format(sample([b"\0\0\0\0\5\0\1\2"] * 3), address)
     assert detected.format == "raw"
-    assert "PROTOBUF, not AVRO" in detected.note
+    assert detected.note == "records have ids of schemas: they are of the type JSON"
 
 
 def test_other_bytes_are_raw() -> None:
     assert detect_format(sample([b"\xc3\x01" + bytes(12)] * 3))[0] == "raw"
     assert "single-object" in detect_format(sample([b"\xc3\x01" + bytes(12)] * 3)).note
-    assert detect_format(sample([b"plain text", b"5", b"[1]"])) == ("raw", [], (), "")
-    assert detect_format(sample([None, b""])) == ("raw", [], (), "")
-    assert detect_format(sample([])) == ("raw", [], (), "")
+    assert detect_format(sample([b"plain text", b"5", b"[1]"])) == Detected("raw", [])
+    assert detect_format(sample([None, b""])) == Detected("raw", [])
+    assert detect_format(sample([])) == Detected("raw", [])
 
 
 def test_where_the_stamps_are() -> None:

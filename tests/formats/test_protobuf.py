@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessages
 from replayfilter.core.digest import MISSING, digest_key
 from replayfilter.errors import ConfigError
 from replayfilter.formats import Extraction, KeySpec, ProtobufSpec, RecordColumns, build_extractor
-from replayfilter.formats.protobuf import MessageType, MessageTypeError
+from replayfilter.formats.protobuf.message_type import MessageTypeError, described_type
 from tests.support.configs import config_with, errors_of
 from tests.support.extractions import digests, reasons
 from tests.support.paths import ROOT
@@ -173,10 +173,10 @@ def test_wrong_descriptors_and_paths_are_refused() -> None:
         FileDescriptorSet.FromString(DESCRIPTORS).file[-1].SerializeToString(),
     ):
         with pytest.raises(MessageTypeError):
-            MessageType(data, "shop.Order")
+            described_type(data, "shop.Order")
     alone = FileDescriptorSet(file=FileDescriptorSet.FromString(DESCRIPTORS).file[1:]).SerializeToString()
     with pytest.raises(MessageTypeError, match="--include_imports"):
-        MessageType(alone, "shop.Order")
+        described_type(alone, "shop.Order")
     with pytest.raises(
         ConfigError, match=r"have google\.protobuf\.Timestamp, shop\.Order, shop\.Order\.Line"
     ):
@@ -192,7 +192,9 @@ def test_a_config_is_checked_against_the_descriptors() -> None:
     dedup = {"key": ["id", "first.sku"], "expiry_key": "at"}
     config_with(input=source, protobuf=message, dedup=dedup)
     for section, changes, words in (
-        ("protobuf", {"descriptors": ""}, "protobuf.descriptors: missing"),
+        ("protobuf", {"descriptors": ""}, "protobuf.registry: missing"),
+        ("protobuf", {"descriptors": "", "encoding": "plain"}, "protobuf.descriptors: missing"),
+        ("protobuf", {"registry": "http://registry:8081"}, "remove this, or protobuf.registry"),
         ("protobuf", {"message": ""}, "protobuf.message: missing"),
         ("protobuf", {"descriptors": "no-such-file"}, "can't be read"),
         ("protobuf", {"message": "shop.Nothing"}, "there is no message 'shop.Nothing'"),

@@ -23,7 +23,7 @@ from replayfilter.formats import (
     RecordColumns,
     build_extractor,
 )
-from replayfilter.formats.avro import registry as registry_module
+from replayfilter.formats import registry as registry_module
 from replayfilter.formats.spec import MAX_UNKNOWN
 from tests.support.extractions import confluent, digests, encoded, reasons
 from tests.support.registry_server import FAST_RETRIES, RegistryServer, guid_of

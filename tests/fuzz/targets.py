@@ -14,8 +14,10 @@ from typing import Any
 import fastavro
 import fastavro._read_py
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from replayfilter.core.columns import pack, unpack
+from replayfilter.core.digest import digest_keys
 from replayfilter.core.period_study import PeriodStudy
 from replayfilter.core.stamp import STAMP_BYTES, Stamp, parse_stamps
 from replayfilter.formats import (
@@ -27,7 +29,11 @@ from replayfilter.formats import (
     build_extractor,
     debezium,
 )
-from replayfilter.formats.avro.shape import SchemaError, shape_of
+from replayfilter.formats.avro.shape import shape_of
+from replayfilter.formats.definition import Definition, SchemaError
+from replayfilter.formats.detect import protobuf_names
+from replayfilter.formats.fields import parse_field
+from replayfilter.formats.protobuf.message_reader import ProtobufReader, look_up
 from replayfilter.service.tools.advised_config import config_text
 from replayfilter.service.tools.topic_sample import look
 from tests.support.paths import ROOT
@@ -132,6 +138,24 @@ def protobuf_values(data: bytes) -> None:
         for row, value in enumerate([*values[1:], *values[:1]])
     ]
     extract(PROTOBUF[len(data) % 4], RecordColumns(values, headers=headers))
+
+
+PROTOBUF_FIELDS = [parse_field(name) for name in ("id", "user.id", "user", "ts")]
+REGISTERED = ProtobufReader(PROTOBUF_FIELDS, ProtobufSpec("confluent", registry="http://127.0.0.1:1"))
+
+
+def protobuf_schemas(data: bytes) -> None:
+    """Invalid and strange .proto files as a registry gives them: size, descriptor, value."""
+    size, rest = int.from_bytes(data[:2]), data[2:]
+    definition = Definition(base64.b64encode(rest[:size]).decode(), type="PROTOBUF")
+    with contextlib.suppress(SchemaError):
+        types = REGISTERED.types_of(definition)
+        protobuf_names(definition)
+        for plan in types.values():
+            with contextlib.suppress(DecodeError):
+                message = plan.parse(rest[size:])
+                columns = [[look_up(message, column)] for column in plan.columns]
+                digest_keys(columns)
 
 
 CLOUDEVENTS = [
@@ -245,7 +269,7 @@ def avro_schemas(data: bytes) -> None:
     """Invalid and strange schemas; the bytes after the first newline are a value to read with them."""
     text, _, value = data.partition(b"\n")
     with contextlib.suppress(SchemaError, UnicodeDecodeError):
-        shape = shape_of((text.decode(),), {"id": {}})
+        shape = shape_of(Definition(text.decode()), {"id": {}})
         with contextlib.suppress(
             EOFError, IndexError, ValueError, ArithmeticError, RecursionError, struct.error
         ):
@@ -313,6 +337,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "cloudevents": cloud_events,
     "debezium": change_events,
     "protobuf": protobuf_values,
+    "protobuf-schema": protobuf_schemas,
     "avro": avro_values,
     "avro-prefix": avro_prefixes,
     "avro-schema": avro_schemas,

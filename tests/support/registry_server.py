@@ -1,4 +1,8 @@
-"""A schema registry for tests: the REST paths that readers use, on a real socket, and ways to fail."""
+"""A schema registry for tests: the REST paths that clients use, on a real socket, and ways to fail.
+
+A Protobuf schema is kept as its FileDescriptorProto, as Confluent's Python serializer registers it. Without
+``format=serialized`` it is given as text, so a reader that forgets the format can't use it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,18 @@ import base64
 import json
 import threading
 from collections.abc import Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+_TEXT = 'syntax = "proto3";'
+
 Reference = Mapping[str, object]
 
-FAST_RETRIES = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}  # avro.options
+FAST_RETRIES = {"retries.wait.ms": "1", "retries.max.wait.ms": "5", "timeout": "5"}  # of the registry client
 
 
 def guid_of(id_: int) -> UUID:
@@ -20,8 +29,15 @@ def guid_of(id_: int) -> UUID:
     return uuid5(NAMESPACE_OID, str(id_))
 
 
+def _in_format(serialized: bool, schema: dict[str, Any]) -> dict[str, Any]:
+    is_text = schema.get("schemaType") == "PROTOBUF" and not serialized
+    return schema | {"schema": _TEXT} if is_text else schema
+
+
 class RegistryServer:
     """Serves /schemas/ids/ID, /schemas/guids/GUID and /subjects/SUBJECT/versions/VERSION as Confluent's does.
+
+    A schema is registered by POST to /subjects/SUBJECT/versions and found by POST to /subjects/SUBJECT.
 
     ``fail_with``: the HTTP statuses of the next responses, in order; 0 hangs until the server is closed.
     ``users``: name -> password; empty: no password is needed. ``late``: id -> how many requests for it are
@@ -47,14 +63,27 @@ class RegistryServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def add(self, id_: int, schema: object, references: tuple[Reference, ...] = (), **more: Any) -> None:
-        """Register a schema under an id, its GUID, and the subject ``s<id>``, version 1."""
-        self.schemas[id_] = {"schema": json.dumps(schema), **more}
+        """Register a schema, as JSON, under an id, its GUID, and the subject ``s<id>``, version 1."""
+        self.add_text(id_, json.dumps(schema), references, **more)
+
+    def add_text(self, id_: int, text: str, references: tuple[Reference, ...] = (), **more: Any) -> None:
+        """Register a schema that is no JSON, as :meth:`add` does."""
+        self.schemas[id_] = {"schema": text, **more}
         if references:
             self.schemas[id_]["references"] = list(references)
         self.subjects[f"s{id_}", 1] = {"subject": f"s{id_}", "version": 1, "id": id_} | self.schemas[id_]
 
-    def respond(self, path: str, authorization: str | None) -> tuple[int, object] | None:
-        """Status and JSON body of the response to a request. None: never respond."""
+    def add_protobuf(
+        self, id_: int, file: FileDescriptorProto, references: tuple[Reference, ...] = ()
+    ) -> None:
+        """Register a .proto file, as :meth:`add` does."""
+        text = base64.b64encode(file.SerializeToString()).decode()
+        self.add_text(id_, text, references, schemaType="PROTOBUF")
+
+    def respond(
+        self, path: str, authorization: str | None, body: dict[str, Any] | None = None
+    ) -> tuple[int, object] | None:
+        """Status and JSON body of the response to a request, POST if it has a body. None: never respond."""
         self.requests.append(path)
         if self.fail_with:
             status = self.fail_with.pop(0)
@@ -64,22 +93,42 @@ class RegistryServer:
             return status, {"error_code": status * 100 + 1, "message": "made to fail"}
         if self.users and authorization not in self._accepted():
             return 401, {"error_code": 401, "message": "Unauthorized"}
-        match path.split("?")[0].strip("/").split("/"):
+        where, _, query = path.partition("?")
+        given = partial(_in_format, "format=serialized" in query.split("&"))
+        match where.strip("/").split("/"):
+            case ["subjects", subject, *more] if body is not None:
+                return self._register(subject, body, new=more == ["versions"])
             case ["schemas", "ids", id_] if int(id_) in self.schemas:
                 if self.late.get(int(id_), 0) > 0:
                     self.late[int(id_)] -= 1
                 else:
-                    return 200, self.schemas[int(id_)]
+                    return 200, given(self.schemas[int(id_)])
             case ["subjects", subject, "versions", version] if (subject, int(version)) in self.subjects:
-                return 200, self.subjects[subject, int(version)]
+                return 200, given(self.subjects[subject, int(version)])
             case ["schemas", "guids", guid] if guid in map(str, map(guid_of, self.schemas)):
                 own = next(id_ for id_ in self.schemas if str(guid_of(id_)) == guid)
-                return 200, self.schemas[own] | {"guid": guid}
+                return 200, given(self.schemas[own] | {"guid": guid})
             case ["schemas", "ids" | "guids", _] | ["subjects", *_]:
                 pass
             case _:
                 return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
         return 404, {"error_code": 40403, "message": "Schema not found"}
+
+    def _register(self, subject: str, body: dict[str, Any], new: bool) -> tuple[int, object]:
+        """A schema of a subject, which gets it if it is ``new`` and hasn't got it yet."""
+        schema = {name: body[name] for name in ("schema", "schemaType", "references") if body.get(name)}
+        for (name, _), found in self.subjects.items():
+            if name == subject and schema.items() <= found.items():
+                return 200, found
+        if not new:
+            return 404, {"error_code": 40403, "message": "Schema not found"}
+        known = (id_ for id_, found in self.schemas.items() if found == schema)
+        id_ = next(known, max(self.schemas, default=0) + 1)
+        version = 1 + sum(name == subject for name, _ in self.subjects)
+        self.schemas[id_] = schema
+        found = {"subject": subject, "version": version, "id": id_, "guid": str(guid_of(id_))} | schema
+        self.subjects[subject, version] = found
+        return 200, found
 
     def _accepted(self) -> set[str]:
         pairs = (f"{name}:{password}" for name, password in self.users.items())
@@ -100,13 +149,20 @@ class _Handler(BaseHTTPRequestHandler):
     registry: RegistryServer
     protocol_version = "HTTP/1.1"
 
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self._respond(json.loads(self.rfile.read(length)))
+
     def do_GET(self) -> None:
-        response = self.registry.respond(self.path, self.headers["Authorization"])
+        self._respond(None)
+
+    def _respond(self, body: dict[str, Any] | None) -> None:
+        response = self.registry.respond(self.path, self.headers["Authorization"], body)
         if response is None:
             self.close_connection = True
             return
-        status, body = response
-        data = json.dumps(body).encode()
+        status, answer = response
+        data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         self.send_header("Content-Length", str(len(data)))

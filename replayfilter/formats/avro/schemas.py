@@ -9,7 +9,8 @@ from typing import Protocol
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from replayfilter.errors import ConfigError
-from replayfilter.formats.avro.shape import Definition, SchemaError
+from replayfilter.formats.avro.shape import AN_AVRO_SCHEMA
+from replayfilter.formats.definition import Definition, SchemaError
 from replayfilter.formats.spec import AvroSpec
 
 
@@ -27,9 +28,9 @@ def schemas_of(spec: AvroSpec) -> Schemas:
     """The source of schemas that the spec names. Raises :class:`ConfigError`."""
     if spec.encoding == "confluent":
         # The import of the registry's client takes half a second; other encodings don't need it.
-        from replayfilter.formats.avro.registry import Registry
+        from replayfilter.formats.registry import Registry
 
-        return Registry(spec.registry, dict(spec.options), spec.unknown)
+        return Registry("avro", spec.registry, dict(spec.options), spec.unknown)
     return KnownSchemas(spec.schemas, by_fingerprint=spec.encoding == "single-object")
 
 
@@ -46,7 +47,7 @@ class KnownSchemas:
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
         """The schema of each reference, or why there is none."""
         return {
-            ref: (self._schemas[ref],)
+            ref: Definition(self._schemas[ref])
             if ref in self._schemas
             else SchemaError(f"none of avro.schemas has the fingerprint {ref:016x}")
             for ref in refs
@@ -62,5 +63,5 @@ def fingerprint_of(text: str) -> int:
     try:
         crc = fingerprint(to_parsing_canonical_form(json.loads(text)), "CRC-64-AVRO")
     except Exception as error:  # fastavro raises any Python error for a wrong schema
-        raise SchemaError.of(error) from None
+        raise SchemaError.of(error, AN_AVRO_SCHEMA) from None
     return int.from_bytes(bytes.fromhex(crc), "little")

@@ -29,14 +29,13 @@ import fastavro._read_py
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import parse_schema
 
+from replayfilter.formats.definition import Definition, SchemaError
 from replayfilter.formats.expiry_keys import Instant
-
-Definition = tuple[str, ...]
-"""A schema as JSON texts: first the types that it refers to, then the schema itself."""
 
 Want = dict[str, "Want"]
 """The members that are needed, by name. An empty dict means the whole value."""
 
+AN_AVRO_SCHEMA = "an Avro schema"
 _MICRO, _MILLI, _DAY = 10**3, 10**6, 86_400 * 10**9  # in ns
 _NS = {
     ("int", "date"): _DAY,
@@ -52,15 +51,6 @@ _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _DECIMAL_BYTES = 1_785  # 4,300 digits, as in JSON
 
 
-class SchemaError(ValueError):
-    """A schema that can't be used; the message says why."""
-
-    @classmethod
-    def of(cls, error: Exception) -> SchemaError:
-        """From an error that fastavro or json raised for the schema's text."""
-        return cls(f"not an Avro schema ({type(error).__name__}: {str(error)[:200]})")
-
-
 class Shape(NamedTuple):
     """``read(stream)`` decodes one value; ``name`` is the schema's, for messages."""
 
@@ -72,20 +62,20 @@ def shape_of(definition: Definition, want: Want) -> Shape:
     """The shape of a schema. Raises :class:`SchemaError`.
 
     >>> schema = '{"type": "record", "name": "E", "fields": [{"name": "id", "type": "string"}]}'
-    >>> shape_of((schema,), {"id": {}}).read(BytesIO(bytes.fromhex("02 61")))
+    >>> shape_of(Definition(schema), {"id": {}}).read(BytesIO(bytes.fromhex("02 61")))
     {'id': 'a'}
     """
     types: dict[str, Any] = {}
     try:
         parsed: Any = None
-        for text in definition:
+        for text in (*(text for _, text in definition.references), definition.text):
             parsed = parse_schema(json.loads(text), named_schemas=types)
         reducer = _Reducer(types)
         schema = parse_schema(reducer.reduce(parsed, want))
     except SchemaError:
         raise
     except Exception as error:  # fastavro raises any Python error for a wrong schema
-        raise SchemaError.of(error) from None
+        raise SchemaError.of(error, AN_AVRO_SCHEMA) from None
     read = fastavro._read_py.schemaless_reader if reducer.recursive else fastavro.schemaless_reader
     name = parsed["name"] if isinstance(parsed, dict) and "name" in parsed else "without a name"
     return Shape(str(name), lambda stream: read(stream, schema, None))

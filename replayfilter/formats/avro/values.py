@@ -17,7 +17,8 @@ from io import BytesIO
 
 from replayfilter.core.digest import MISSING
 from replayfilter.formats.avro.schemas import schemas_of
-from replayfilter.formats.avro.shape import SchemaError, Shape, Want, shape_of
+from replayfilter.formats.avro.shape import Shape, Want, shape_of
+from replayfilter.formats.definition import SchemaError
 from replayfilter.formats.fields import Field, look_up, outermost
 from replayfilter.formats.schema_header import SCHEMA_HEADER, schema_in_header
 from replayfilter.formats.spec import AvroSpec, Reason, RecordColumns, RecordError, shorten

@@ -143,7 +143,9 @@ def advise(
     expiry_key: Annotated[
         str, typer.Option("--expiry-key", metavar="FIELD", help="The expiry key, instead of a proposal.")
     ] = "",
-    registry: Annotated[str, typer.Option(metavar="URL", help="The schema registry of Avro values.")] = "",
+    registry: Annotated[
+        str, typer.Option(metavar="URL", help="The schema registry of Avro and Protobuf values.")
+    ] = "",
     registry_option: Annotated[
         list[str] | None,
         typer.Option(

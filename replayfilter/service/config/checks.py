@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from replayfilter.errors import ConfigError
 from replayfilter.formats.cloudevents import wrong_attribute
 from replayfilter.formats.fields import Location, parse_field
 from replayfilter.kafka.client_settings import unusable_options
+from replayfilter.service.config.environment import SECTIONS_WITH_OPTIONS
 from replayfilter.service.config.model import Config
 from replayfilter.settings.durations import length_in_units
 from replayfilter.settings.messages import format_setting
@@ -20,6 +22,10 @@ from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
 # Options that this config sets under other names. client_settings.py refuses the rest.
 _SET_ELSEWHERE = {"metadata.broker.list": "kafka.bootstrap", "auto.offset.reset": "input.starting"}
+_REQUIRED_BY = (
+    "dedup.enabled", "dedup.clock", "input.format", "avro.encoding",
+    "protobuf.encoding", "protobuf.descriptors",
+)  # fmt: skip
 
 
 class Problem(NamedTuple):
@@ -70,12 +76,13 @@ def _required(config: Config) -> Iterator[Problem]:
     if config.input.format == "avro":
         paths.append("avro.registry" if config.avro.encoding == "confluent" else "avro.schemas")
     if config.input.format == "protobuf":
-        paths += ["protobuf.descriptors", "protobuf.message"]
+        described = config.protobuf.descriptors or config.protobuf.encoding == "plain"
+        paths += ["protobuf.descriptors", "protobuf.message"] if described else ["protobuf.registry"]
     for path in [*paths, *config.output_topics()]:
         if config.value_of(path) in ("", []):
             section, example = path.split(".")[0], config.example_of(path)
             message = f"{path}: missing; set it under [{section}], for example {example}"
-            yield Problem(path, message, ("dedup.enabled", "dedup.clock", "input.format", "avro.encoding"))
+            yield Problem(path, message, _REQUIRED_BY)
 
 
 def _interval(config: Config) -> Iterator[Problem]:
@@ -277,8 +284,8 @@ def _topics(config: Config) -> Iterator[Problem]:
 
 
 def _variables(config: Config) -> Iterator[Problem]:
-    for section, options in (("kafka", config.kafka.options), ("avro", config.avro.options)):
-        for name, text in options.items():
+    for section in SECTIONS_WITH_OPTIONS:
+        for name, text in getattr(config, section).options.items():
             path = f"{section}.options.{name}"
             if missing := ", ".join(unset_variables(text)):
                 message = f"{path}: needs the environment variable {missing}, which is not set; set it first"
@@ -303,24 +310,28 @@ def _avro(config: Config) -> Iterator[Problem]:
     if config.input.format != "avro":
         return
     try:
-        yield from _registry(config) if config.avro.encoding == "confluent" else _schema_files(config)
+        importlib.import_module("fastavro")
+        registered = config.avro.encoding == "confluent"
+        yield from _registry(config, "avro") if registered else _schema_files(config)
     except ImportError as error:
         setting = format_setting("input.format", "avro")
         yield Problem("input.format", f'{setting}: needs {error.name}; pip install "replayfilter[avro]"')
 
 
-def _registry(config: Config) -> Iterator[Problem]:
-    from replayfilter.formats.avro.registry import Registry
+def _registry(config: Config, section: str) -> Iterator[Problem]:
+    from replayfilter.formats.registry import Registry
 
-    if config.avro.registry and not any(_variables(config)):
+    url = config.value_of(f"{section}.registry")
+    if url and not any(_variables(config)):
         try:
-            Registry(config.avro.registry, config.client_options("avro"))
+            Registry(section, url, config.client_options(section))
         except ConfigError as error:
-            yield Problem("avro.options", error.errors[0], ("avro.registry",))
+            yield Problem(f"{section}.options", error.errors[0], (f"{section}.registry",))
 
 
 def _schema_files(config: Config) -> Iterator[Problem]:
-    from replayfilter.formats.avro.shape import SchemaError, shape_of
+    from replayfilter.formats.avro.shape import shape_of
+    from replayfilter.formats.definition import Definition, SchemaError
 
     paths = config.avro.schemas
     if config.avro.encoding == "plain" and len(paths) > 1:
@@ -330,7 +341,7 @@ def _schema_files(config: Config) -> Iterator[Problem]:
     for index, path in enumerate(paths):
         key = f"avro.schemas.{index}"
         try:
-            shape_of((Path(path).read_text("utf-8"),), {})
+            shape_of(Definition(Path(path).read_text("utf-8")), {})
         except (OSError, UnicodeDecodeError) as error:
             yield Problem(key, f"{format_setting(key, path)}: can't be read ({error}); check the path")
         except SchemaError as error:
@@ -338,14 +349,32 @@ def _schema_files(config: Config) -> Iterator[Problem]:
 
 
 def _protobuf(config: Config) -> Iterator[Problem]:
-    """Needed to read Protobuf: descriptors that can be read, the message, and in it each field."""
-    protobuf, dedup, watermark = config.protobuf, config.dedup, config.watermark
-    if config.input.format != "protobuf" or not protobuf.descriptors or not protobuf.message:
+    """Needed to read Protobuf: a registry's settings, or descriptors that have the message and each field."""
+    if config.input.format != "protobuf":
         return
-    from replayfilter.formats.protobuf import MessageType, MessageTypeError
-
     try:
-        message = MessageType(Path(protobuf.descriptors).read_bytes(), protobuf.message)
+        if config.protobuf.descriptors:
+            yield from _described(config)
+        elif config.protobuf.encoding == "confluent":
+            importlib.import_module("google.type.date_pb2")
+            yield from _registry(config, "protobuf")
+    except ImportError as error:
+        setting = format_setting("input.format", "protobuf")
+        yield Problem("input.format", f'{setting}: needs {error.name}; pip install "replayfilter[protobuf]"')
+
+
+def _described(config: Config) -> Iterator[Problem]:
+    from replayfilter.formats.protobuf.message_type import MessageTypeError, described_type
+
+    protobuf, dedup, watermark = config.protobuf, config.dedup, config.watermark
+    if protobuf.registry:
+        setting = format_setting("protobuf.descriptors", protobuf.descriptors)
+        remedy = "the registry has descriptors, too; remove this, or protobuf.registry"
+        yield Problem("protobuf.descriptors", f"{setting}: {remedy}", ("protobuf.registry",))
+    if not protobuf.message:
+        return
+    try:
+        message = described_type(Path(protobuf.descriptors).read_bytes(), protobuf.message)
     except OSError as error:
         setting = format_setting("protobuf.descriptors", protobuf.descriptors)
         yield Problem("protobuf.descriptors", f"{setting}: can't be read ({error}); check the path")

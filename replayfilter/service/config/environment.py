@@ -10,7 +10,7 @@ from replayfilter.errors import ConfigError
 from replayfilter.service.config.model import Config
 from replayfilter.settings.variables import PREFIX
 
-SECTIONS_WITH_OPTIONS = ("kafka", "avro")
+SECTIONS_WITH_OPTIONS = ("kafka", "avro", "protobuf")
 
 
 def environment_tables() -> dict[str, Any]:

@@ -182,28 +182,48 @@ class Avro(Section):
 
 
 class Protobuf(Section):
-    """Which message Protobuf values are. Used with ``input.format = "protobuf"``."""
+    """Which messages Protobuf values are, and where their types are: in a registry, or in a file.
+
+    Used with ``input.format = "protobuf"``.
+    """
 
     encoding: Literal["confluent", "plain"] = setting(
         "confluent",
         "The prefix of each value. `confluent`: a zero byte, the schema's id in a registry (4 bytes) and the "
         "position of the message's type in its .proto file; or no prefix, and the header `__value_schema_id` "
-        "with the position. `plain`: none.",
+        "with the schema's GUID and the position. `plain`: none.",
         ["plain"],
+    )
+    registry: Registries = setting(
+        "",
+        "The schema registry, for `confluent`.",
+        ["http://localhost:8081", "https://registry:8081"],
+        unit="URL, several separated by commas: if one does not answer, the next one is asked",
+        unset="required for `confluent` without `protobuf.descriptors`",
+    )
+    options: Options = setting(
+        {},
+        "Settings of the registry client under its own names, with `${NAME}` as in `kafka.options`.",
+        [{"ssl.ca.location": "/etc/ssl/registry-ca.pem"}],
+        unit="texts, numbers, booleans",
+        unset="none",
+        repr=False,
     )
     descriptors: str = setting(
         "",
-        "A file of descriptors, which describes the message and all that it imports. Read at start.",
+        "A file of descriptors, which describes the message and all that it imports, instead of a registry. "
+        "Read at start.",
         ["schemas/order.desc"],
         unit="a path",
-        unset="required for `protobuf`",
+        unset="required for `plain`",
     )
     message: str = setting(
         "",
-        "The full name of the message that each value is.",
+        "The full name of the message that each value is. Other messages are errors. Without it, with a "
+        "registry, each value is read by its own type.",
         ["shop.Order"],
         unit="package and name",
-        unset="required for `protobuf`",
+        unset="required for `protobuf.descriptors`",
     )
 
 

@@ -6,7 +6,7 @@ would have delivered a record as expired and the state would remember its key as
 with those. Only then does the file get the new settings, and after that the query starts with them. A batch
 that was never routed, for example because its settings refuse it, is decided by the new settings.
 
-The same file records which schemas the registry did not know: see formats/avro/registry.py.
+The same file records which schemas the registry did not know: see formats/registry.py.
 
 What isn't in it may change at any moment: how the service is operated, secrets, and rosters and mark changes,
 which have rules of their own (watermark_state.py, mark_changes.py).
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from replayfilter.errors import CheckpointError, RegistryError
-from replayfilter.formats import AvroSpec, KeySpec
+from replayfilter.formats import KeySpec
 from replayfilter.formats.schema_header import shown_id
 from replayfilter.formats.spec import MAX_UNKNOWN
 from replayfilter.service.monitor.poller import Poller
@@ -38,7 +38,7 @@ _OPERATIONAL = {
     "checkpoint", "bootstrap", "master", "options", "starting", "batch_records", "batch_bytes", "interval_us",
     "cache_bytes", "max_message_bytes", "mark_changes", "membership", "log_level", "upstream",
 }  # fmt: skip
-_OPERATIONAL_AVRO = {"registry", "options"}
+_OPERATIONAL_REGISTRY = {"registry", "options"}
 _STATE_FILE = re.compile(r"(\d+)_.*\.(?:zip|changelog)")  # the state after batch n - 1
 
 POLL_SECONDS = 60.0  # between requests for the schemas that are recorded as unknown; one for each id
@@ -143,13 +143,14 @@ class UnknownSchemasPoller(Poller):
 
     def poll(self) -> None:
         """Ask once. A registry that is down is not reported here: the tasks that need it do that."""
-        spec = self._query.settings.keys.avro
-        if spec is None or not spec.unknown:
+        keys = self._query.settings.keys
+        if keys.schemas is None or not keys.schemas.unknown:
             return
-        from replayfilter.formats.avro.registry import Registry  # its import takes half a second
+        from replayfilter.formats.registry import Registry  # its import takes half a second
 
+        spec = keys.schemas
         try:
-            known = Registry(spec.registry, dict(spec.options)).known(spec.unknown)
+            known = set(Registry(keys.format, spec.registry, dict(spec.options)).types(spec.unknown))
         except RegistryError:
             return
         if known:
@@ -160,16 +161,21 @@ class UnknownSchemasPoller(Poller):
 
 def _without_unknown(settings: PipelineSettings, known: set[int]) -> PipelineSettings:
     """The settings in which the schemas ``known`` are no longer unknown."""
-    spec = settings.keys.avro or AvroSpec("confluent")
+    spec = settings.keys.schemas
+    if spec is None:
+        return settings
     unknown = tuple(id_ for id_ in spec.unknown if id_ not in known)
-    return replace(settings, keys=replace(settings.keys, avro=replace(spec, unknown=unknown)))
+    return replace(settings, keys=settings.keys.with_schemas(replace(spec, unknown=unknown)))
 
 
 def _decisions_of(settings: PipelineSettings) -> Decisions:
     values = _SETTINGS.dump_python(
         settings,
         mode="json",
-        exclude={**dict.fromkeys(_OPERATIONAL, True), "keys": {"avro": _OPERATIONAL_AVRO}},
+        exclude={
+            **dict.fromkeys(_OPERATIONAL, True),
+            "keys": {"avro": _OPERATIONAL_REGISTRY, "protobuf": _OPERATIONAL_REGISTRY},
+        },
     )
     return dict(values)
 
@@ -188,17 +194,18 @@ def _apply(recorded: Decisions, settings: PipelineSettings) -> PipelineSettings:
 
 
 def _with_registry(keys: KeySpec, now: KeySpec) -> KeySpec:
-    if keys.avro is None or now.avro is None:
+    if keys.schemas is None or now.schemas is None:
         return keys
-    return replace(keys, avro=replace(keys.avro, registry=now.avro.registry, options=now.avro.options))
+    registry, options = now.schemas.registry, now.schemas.options
+    return keys.with_schemas(replace(keys.schemas, registry=registry, options=options))
 
 
 def with_unknown(settings: PipelineSettings, ids: Collection[int]) -> PipelineSettings:
     """The settings in which the schemas ``ids`` are unknown, too."""
-    spec = settings.keys.avro
-    assert spec is not None, "only Avro has schema ids"
+    spec = settings.keys.schemas
+    assert spec is not None, "only Avro and Protobuf have schema ids"
     unknown = tuple(dict.fromkeys([*spec.unknown, *sorted(ids)]))[:MAX_UNKNOWN]
-    return replace(settings, keys=replace(settings.keys, avro=replace(spec, unknown=unknown)))
+    return replace(settings, keys=settings.keys.with_schemas(replace(spec, unknown=unknown)))
 
 
 def _comparable(decisions: Decisions) -> Decisions:

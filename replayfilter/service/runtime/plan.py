@@ -160,6 +160,13 @@ def _avro(config: Config) -> AvroSpec:
 
 
 def _protobuf(config: Config) -> ProtobufSpec:
-    """Which message values are. The file is read here, since workers on other machines don't have it."""
-    descriptors = base64.b64encode(Path(config.protobuf.descriptors).read_bytes()).decode()
-    return ProtobufSpec(config.protobuf.encoding, descriptors, config.protobuf.message)
+    """Which messages values are. A file is read here, since workers on other machines don't have it."""
+    protobuf = config.protobuf
+    descriptors = Path(protobuf.descriptors).read_bytes() if protobuf.descriptors else b""
+    return ProtobufSpec(
+        encoding=protobuf.encoding,
+        descriptors=base64.b64encode(descriptors).decode(),
+        message=protobuf.message,
+        registry=protobuf.registry,
+        options=tuple(config.client_options("protobuf").items()),
+    )

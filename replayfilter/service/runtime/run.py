@@ -71,7 +71,7 @@ def serve(
         if not once:
             _follow_roster_files(config, plan, query, reporter, running)
             _follow_topics(plan, findings, query, reporter, running)
-            if config.input.format == "avro" and config.avro.registry:
+            if plan.keys.schemas is not None and plan.keys.schemas.registry:
                 running.enter_context(UnknownSchemasPoller(query, reporter.info))
         Supervisor(query, signals, status, reporter.warning).run(once)
 

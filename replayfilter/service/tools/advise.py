@@ -18,7 +18,7 @@ from rich.table import Table
 
 from replayfilter.core.period_study import SPANS, Choice, Result
 from replayfilter.errors import BrokerError, ReplayfilterError
-from replayfilter.formats import AvroSpec
+from replayfilter.formats.spec import RegistryAddress
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.chunk_reader import ChunkReader
 from replayfilter.kafka.time_slices import time_slices
@@ -64,10 +64,10 @@ def advise_on(request: Request, console: Console) -> None:
     if request.output and request.output.exists():
         raise AdviceError(f"--output {request.output}: exists already; give the name of a new file")
     options = expanded("--option", request.options)
-    avro = None
+    registry = None
     if request.registry:
         given = expanded("--registry-option", request.registry_options)
-        avro = AvroSpec("confluent", request.registry, tuple(given.items()))
+        registry = RegistryAddress(request.registry, tuple(given.items()))
     cluster, now_ms = Cluster(request.bootstrap, options), int(time.time() * 1_000)
     topics = cluster.topics([request.topic])
     if request.topic not in topics:
@@ -83,14 +83,14 @@ def advise_on(request: Request, console: Console) -> None:
             raise AdviceError(
                 f"{request.topic}: has no records that can be read, so there is nothing to advise"
             )
-        finding = look(batch, request.key, request.expiry_key, avro, now_ms)
+        finding = look(batch, request.key, request.expiry_key, registry, now_ms)
         _print_finding(console, request, finding)
         slices = time_slices(
             begins, ends, request.records, SLICES, lambda at: cluster.offsets_at(partitions, at), now_ms
         )
         total = sum(end - start for ranges in slices for start, end in ranges.values())
         with _progress(console, total) as progress:
-            sample = read_sample(reader, slices, finding, avro, now_ms, progress)
+            sample = read_sample(reader, slices, finding, now_ms, progress)
     finally:
         reader.close()
     result = sample.study.result()

@@ -65,9 +65,9 @@ def config_text(
     ]
     if finding.has_nulls:
         lines.append('on_null = "unique"  # null values pass')
-    if detected.format == "avro":
-        lines += _section("avro", registry=registry)
-        lines += _options("avro.options", registry_options)
+    if detected.schemas is not None:
+        lines += _section(detected.format, registry=registry)
+        lines += _options(f"{detected.format}.options", registry_options)
     if finding.stamp == "none":
         lines += _section("replay", enabled=False)
     lines += _section(

@@ -21,7 +21,6 @@ from replayfilter.core.replay.marks import ReplayFilter
 from replayfilter.core.stamp import STAMP_HEADER, last_header, parse_stamps
 from replayfilter.errors import ConfigError, UnknownSchemas
 from replayfilter.formats import (
-    AvroSpec,
     Extraction,
     KeySpec,
     RecordColumns,
@@ -31,6 +30,7 @@ from replayfilter.formats import (
 )
 from replayfilter.formats.candidates import KeyCandidate, TimeCandidate, key_candidates, time_candidates
 from replayfilter.formats.detect import Detected, columns_of, detect_format, stamp_location
+from replayfilter.formats.spec import RegistryAddress
 from replayfilter.kafka.chunk_reader import ChunkReader, InputChunk
 from replayfilter.kafka.time_slices import Ranges
 from replayfilter.service.config.filter_sections import Dedup
@@ -83,18 +83,18 @@ class Sample:
 
 
 def look(
-    batch: RecordColumns, key: Sequence[str], expiry_key: str, avro: AvroSpec | None, now_ms: int
+    batch: RecordColumns, key: Sequence[str], expiry_key: str, registry: RegistryAddress | None, now_ms: int
 ) -> Finding:
     """What the records of a batch are, at least one. ``key``, ``expiry_key``: the user's choices, or empty.
 
     Raises ConfigError for chosen fields that can't be used, and RegistryError.
     """
-    detected = detect_format(batch, avro)
+    detected = detect_format(batch, registry)
     stamp = stamp_location(batch)
     _check_fields(detected.format, stamp, key, expiry_key)
     known = {*detected.fields, *_METADATA}
     more = [name for name in dict.fromkeys([*key, *filter(None, [expiry_key])]) if name not in known]
-    rows, columns = columns_of(detected._replace(fields=[*detected.fields, *more]), batch, avro)
+    rows, columns = columns_of(detected._replace(fields=[*detected.fields, *more]), batch)
     if stamp == "key":
         del columns["@key"]
     times = time_candidates(columns, np.array(batch.timestamps_ms, np.int64)[rows], now_ms)
@@ -126,7 +126,7 @@ def _check_fields(form: str, stamp: str, key: Sequence[str], expiry_key: str) ->
         )
     try:
         on_null = "unique" if form == "debezium" else "error"
-        form = "json" if form == "avro" else form  # for which no schema is needed
+        form = "json" if form in ("avro", "protobuf") else form  # for which no schema is needed
         build_extractor(KeySpec(form, tuple(key), expiry_key or None, "ms", on_null=on_null))
     except ConfigError as error:
         options = {"dedup.key": "--key", "dedup.expiry_key": "--expiry-key"}
@@ -155,7 +155,6 @@ def read_sample(
     reader: ChunkReader,
     slices: Iterable[Ranges],
     finding: Finding,
-    avro: AvroSpec | None,
     now_ms: int,
     progress: Callable[[int], None],
 ) -> Sample:
@@ -163,7 +162,7 @@ def read_sample(
     unit = finding.time.unit
     future = future_threshold(now_ms * 1_000, Dedup().max_future, unit)
     sample, marks = Sample(PeriodStudy(unit, future)), ReplayFilter()
-    extract = _Extraction(finding, avro)
+    extract = _Extraction(finding)
     for ranges in slices:
         for together in reader.read_chunks(ranges):
             for chunk in together:
@@ -176,13 +175,13 @@ def read_sample(
 class _Extraction:
     """Extracts the proposed keys. Ids that the registry doesn't know make errors of their records."""
 
-    def __init__(self, finding: Finding, avro: AvroSpec | None) -> None:
-        form = finding.detected.format
-        self._spec = KeySpec(
-            form, finding.key, finding.time.field, finding.time.unit,
-            replace(avro, unknown=finding.detected.unknown_ids) if avro and form == "avro" else None,
+    def __init__(self, finding: Finding) -> None:
+        spec = KeySpec(
+            finding.detected.format, finding.key, finding.time.field, finding.time.unit,
             on_null="unique" if finding.has_nulls else "error",
         )  # fmt: skip
+        schemas = finding.detected.schemas
+        self._spec = spec if schemas is None else spec.with_schemas(schemas)
         self._extract = build_extractor(self._spec)
 
     def __call__(self, batch: RecordColumns) -> Extraction:
@@ -190,9 +189,10 @@ class _Extraction:
             try:
                 return self._extract(batch)
             except UnknownSchemas as unknown:
-                assert self._spec.avro is not None
-                ids = {*self._spec.avro.unknown, *unknown.ids}
-                self._spec = replace(self._spec, avro=replace(self._spec.avro, unknown=tuple(ids)))
+                schemas = self._spec.schemas
+                assert schemas is not None, "only they have ids"
+                ids = tuple({*schemas.unknown, *unknown.ids})
+                self._spec = self._spec.with_schemas(replace(schemas, unknown=ids))
                 self._extract = build_extractor(self._spec)
 
 

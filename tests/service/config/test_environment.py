@@ -41,6 +41,7 @@ def test_every_key_can_be_set_by_environment(monkeypatch: pytest.MonkeyPatch, tm
         "dedup.conflict": "topic",
         "output.stamp": "none", "avro.encoding": "plain", "protobuf.encoding": "plain",
         "avro.registry": "https://registry:8081",
+        "protobuf.registry": "https://registry:8081", "protobuf.options": '{"timeout": "3"}',
         "avro.options": '{"timeout": "3"}', "watermark.enabled": "true", "watermark.unit": "s",
         "watermark.completeness": "0.999", "watermark.roster": str(tmp_path / "hosts"),
         "watermark.idle": str(tmp_path / "hosts"),

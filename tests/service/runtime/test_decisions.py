@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from replayfilter.core.routing import Route
 from replayfilter.core.rules import Rules, Scope
 from replayfilter.core.watermark.watermark_state import WatermarkRules
 from replayfilter.errors import CheckpointError, RegistryError
-from replayfilter.formats import AvroSpec, KeySpec
+from replayfilter.formats import AvroSpec, KeySpec, ProtobufSpec
 from replayfilter.formats.spec import MAX_UNKNOWN
 from replayfilter.service.runtime.checkpoint import DECISIONS, SPARK
 from replayfilter.service.runtime.decisions import RecordedDecisions, UnknownSchemasPoller
@@ -48,6 +48,14 @@ def with_rules(**changes: Any) -> PipelineSettings:
 
 def with_avro(**changes: Any) -> PipelineSettings:
     return replace(SETTINGS, keys=replace(SETTINGS.keys, avro=replace(AVRO, **changes)))
+
+
+PROTOBUF = ProtobufSpec("confluent", registry="http://registry:8081", options=AVRO.options)
+
+
+def with_protobuf(**changes: Any) -> PipelineSettings:
+    keys = KeySpec("protobuf", ("id",), "ts", "ms", protobuf=replace(PROTOBUF, **changes))
+    return replace(SETTINGS, keys=keys)
 
 
 class Checkpoint:
@@ -169,8 +177,9 @@ def test_how_a_begun_batch_is_operated_is_as_it_is_now(checkpoint: Checkpoint) -
     assert found == other
 
 
-def test_secrets_are_not_recorded(checkpoint: Checkpoint) -> None:
-    checkpoint.decisions.settings_for_start(SETTINGS)
+@pytest.mark.parametrize("settings", [SETTINGS, with_protobuf()], ids=["avro", "protobuf"])
+def test_secrets_are_not_recorded(checkpoint: Checkpoint, settings: PipelineSettings) -> None:
+    checkpoint.decisions.settings_for_start(settings)
     assert b"hunter2" not in (checkpoint.folder / DECISIONS).read_bytes()
 
 
@@ -233,23 +242,55 @@ GUID = 0x996AD8602A9A504F8861AEAFD0B2AE29  # ids in headers
 
 
 def unknown(settings: PipelineSettings) -> tuple[int, ...]:
-    assert settings.keys.avro is not None
-    return settings.keys.avro.unknown
+    assert settings.keys.schemas is not None
+    return settings.keys.schemas.unknown
 
 
-def test_a_batch_keeps_the_schemas_that_were_unknown(checkpoint: Checkpoint) -> None:
-    checkpoint.decisions.settings_for_start(SETTINGS)
+@pytest.mark.parametrize("settings", [SETTINGS, with_protobuf()], ids=["avro", "protobuf"])
+def test_a_batch_keeps_the_schemas_that_were_unknown(
+    checkpoint: Checkpoint, settings: PipelineSettings
+) -> None:
+    checkpoint.decisions.settings_for_start(settings)
     checkpoint.plan(0)
-    now = checkpoint.decisions.record_unknown(SETTINGS, {9, 7})
+    now = checkpoint.decisions.record_unknown(settings, {9, 7})
     assert unknown(now) == (7, 9)
     assert checkpoint.decisions.settings_for_start(now) == (now, False)
     assert unknown(checkpoint.decisions.record_unknown(now, {8, GUID})) == (7, 9, 8, GUID)
     checkpoint.route(0)
 
-    begun, only_this_batch = checkpoint.decisions.settings_for_start(SETTINGS)  # a new process
+    begun, only_this_batch = checkpoint.decisions.settings_for_start(settings)  # a new process
     assert (unknown(begun), only_this_batch) == ((7, 9, 8, GUID), True)
     checkpoint.finish(0)
-    assert checkpoint.decisions.settings_for_start(SETTINGS) == (SETTINGS, False)
+    assert checkpoint.decisions.settings_for_start(settings) == (settings, False)
+
+
+@pytest.mark.parametrize("new_is_registry", [True, False])
+def test_a_batch_keeps_the_types_of_its_messages(checkpoint: Checkpoint, new_is_registry: bool) -> None:
+    """A config may go from a file of descriptors to a registry, and back."""
+    described = with_protobuf(registry="", options=(), descriptors="AAAA", message="shop.Order")
+    registered = with_protobuf(message="shop.Order")
+    old, new = (described, registered) if new_is_registry else (registered, described)
+    checkpoint.decisions.settings_for_start(old)
+    checkpoint.plan(0)
+    checkpoint.route(0)
+    begun, only_this_batch = checkpoint.decisions.settings_for_start(new)
+    assert only_this_batch
+    assert begun.keys.protobuf is not None
+    assert old.keys.protobuf is not None
+    assert begun.keys.protobuf.descriptors == old.keys.protobuf.descriptors
+
+
+def test_types_that_an_earlier_version_has_recorded(checkpoint: Checkpoint) -> None:
+    """It knew no registry of Protobuf."""
+    settings = with_protobuf(registry="", options=(), descriptors="AAAA", message="shop.Order")
+    checkpoint.decisions.settings_for_start(settings)
+    path = checkpoint.folder / DECISIONS
+    recorded = json.loads(path.read_text())
+    del recorded["decisions"]["keys"]["protobuf"]["unknown"]
+    path.write_text(json.dumps(recorded))
+    checkpoint.plan(0)
+    checkpoint.route(0)
+    assert checkpoint.decisions.settings_for_start(settings) == (settings, False)
 
 
 def test_unknown_schemas_of_a_batch_with_settings_of_its_own(checkpoint: Checkpoint) -> None:
@@ -302,11 +343,16 @@ class PolledQuery:
         self.restarts += 1
 
 
-def test_a_schema_that_is_registered_later_counts_from_the_next_batch_on() -> None:
+@pytest.mark.parametrize("settings_with", [with_avro, with_protobuf])
+def test_a_schema_that_is_registered_later_counts_from_the_next_batch_on(
+    settings_with: Callable[..., PipelineSettings],
+) -> None:
     messages: list[str] = []
     with RegistryServer() as registry:
         options: Mapping[str, str] = FAST_RETRIES | {"max.retries": "1"}
-        query = PolledQuery(with_avro(registry=registry.url, options=tuple(options.items()), unknown=(7, 9)))
+        query = PolledQuery(
+            settings_with(registry=registry.url, options=tuple(options.items()), unknown=(7, 9))
+        )
         poller = UnknownSchemasPoller(query, messages.append)
         poller.poll()
         registry.add(7, "string")

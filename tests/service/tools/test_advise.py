@@ -12,12 +12,15 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka import Producer
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.message_factory import GetMessages
 from typer.testing import CliRunner
 
 from replayfilter import StampingProducer
 from replayfilter.service.cli.main import app
 from replayfilter.service.config.loader import load
-from tests.support.registry_server import RegistryServer
+from tests.support.paths import ROOT
+from tests.support.registry_server import RegistryServer, guid_of
 from tests.support.topics import new_topic
 
 START_MS = 1_714_556_700_000
@@ -171,6 +174,31 @@ def test_avro_by_a_registry_with_a_password(
     assert code == 0, output
     assert "give --registry" in output
     assert "> @value" in output
+
+
+def test_protobuf_whose_schema_is_in_a_header(bootstrap: str, tmp_path: Path) -> None:
+    files = FileDescriptorSet.FromString((ROOT / "tests" / "vectors" / "order.desc").read_bytes()).file
+    order: Any = GetMessages(files)["shop.Order"]
+    topic, path = new_topic(bootstrap, "protobuf"), tmp_path / "protobuf.toml"
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(100):
+        at = {"seconds": START_MS // 1_000, "nanos": number}
+        value = order(id=str(number % 95), at=at).SerializeToString()
+        id_ = guid_of(7 if number < 98 else 8)
+        producer.produce(
+            topic, value, timestamp=START_MS, headers={"__value_schema_id": b"\1" + id_.bytes + b"\2\2"}
+        )
+    producer.flush()
+    with RegistryServer() as registry:
+        registry.add_protobuf(7, files[-1])
+        given = [topic, "--bootstrap", bootstrap, "--output", str(path), "--registry", registry.url]
+        code, output = advise(*given, "--key", "id")
+        assert code == 0, output
+        assert "format protobuf" in output
+        assert "not counted below: 2 errors (protobuf_schema)" in output
+        assert "3 records repeat a key" in output
+        config = load(path)
+        assert (config.protobuf.registry, config.dedup.expiry_key) == (registry.url, "at")
 
 
 def test_cloud_events_null_values_and_bytes(bootstrap: str, tmp_path: Path) -> None:

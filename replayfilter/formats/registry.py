@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
-from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient, SchemaRegistryError
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient, SchemaRegistryError
 
 from replayfilter.errors import ConfigError, RegistryError, UnknownSchemas
-from replayfilter.formats.avro.shape import Definition, SchemaError
+from replayfilter.formats.definition import Definition, SchemaError
 from replayfilter.formats.schema_header import LARGEST_ID, shown_id
 from replayfilter.formats.spec import MAX_UNKNOWN
 
@@ -31,28 +31,35 @@ _DEFAULTS = {"timeout": "10", "max.retries": "6", "retries.wait.ms": "500", "ret
 _NUMBERS = {*_DEFAULTS, "cache.capacity", "cache.latest.ttl.sec"}
 _NO_SUCH = range(40400, 40500)  # the registry's own error codes; any other 404: the address is wrong
 RETRY_SECONDS = 0.5  # a replica of a registry may get an id after its first record was read
-_MAX_RETRIED = 16  # with more unknown ids the values are not Avro, rather than the schemas late
+_MAX_RETRIED = 16  # with more unknown ids the values have no prefix, rather than the schemas late
 FORGET_SECONDS = 30.0  # until an unknown id is requested again
+_FORMATS = {"protobuf": "serialized"}  # a FileDescriptorProto in base64 instead of the text of a .proto file
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
 
 
 class Registry:
     """A client of a schema registry. A ``mock://`` address is the client library's own test double.
 
+    ``section`` is "avro" or "protobuf": the type of the schemas, and where the config has the settings.
     ``options`` are the client's settings under its own names. ``recorded`` are the ids that count as unknown.
     Raises :class:`ConfigError` for settings that the client does not accept.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str], recorded: Iterable[int] = ()) -> None:
+    def __init__(
+        self, section: str, url: str, options: Mapping[str, str], recorded: Iterable[int] = ()
+    ) -> None:
+        self._section, self._type, self._format = section, section.upper(), _FORMATS.get(section)
         self._url, self._recorded = url, frozenset(recorded)
         self._unknown: dict[int, float] = {}  # id -> when it may be requested again
         settings: dict[str, Any] = {
-            name: _number(name, text) if name in _NUMBERS else text
+            name: _number(f"{section}.options.{name}", text) if name in _NUMBERS else text
             for name, text in (_DEFAULTS | dict(options)).items()
         }
         try:
             self._client = SchemaRegistryClient.new_client(settings | {"url": url})
         except Exception as error:  # ValueError, TypeError, or OSError for certificates
-            raise ConfigError([f"avro.registry, avro.options: {error}; change that setting"]) from None
+            settings_at = f"{section}.registry, {section}.options"
+            raise ConfigError([f"{settings_at}: {error}; change that setting"]) from None
 
     def find(self, refs: Iterable[int]) -> dict[int, Definition | SchemaError]:
         """The schema of each id, or why it can't be used.
@@ -74,55 +81,77 @@ class Registry:
         new = sorted(id_ for id_ in possible if id_ in self._unknown)
         if new and len(self._recorded) < MAX_UNKNOWN:
             raise UnknownSchemas(new[:MAX_UNKNOWN])
-        return {
-            id_: found.get(id_) or SchemaError(f"the registry has no schema with the id {shown_id(id_)}")
-            for id_ in refs
-        }
+        return {id_: self._usable(id_, found.get(id_)) for id_ in refs}
 
-    def known(self, ids: Iterable[int]) -> set[int]:
-        """Those of ``ids`` that the registry knows now."""
-        return {id_ for id_ in ids if self._request(id_) is not None}
+    def types(self, ids: Iterable[int]) -> dict[int, str]:
+        """The types of those schemas that the registry knows now, such as "AVRO", by their ids."""
+        found = {id_: self._request(id_) for id_ in ids}
+        return {id_: definition.type for id_, definition in found.items() if definition is not None}
 
-    def _request(self, id_: int) -> Definition | SchemaError | None:
+    def _usable(self, id_: int, found: Definition | None) -> Definition | SchemaError:
+        if found is None:
+            return SchemaError(f"the registry has no schema with the id {shown_id(id_)}")
+        if found.type != self._type:
+            return SchemaError(f"schema {shown_id(id_)} is of the type {found.type}, not {self._type}")
+        return found
+
+    def _request(self, id_: int) -> Definition | None:
+        """The schema; None if the registry doesn't know it. One of another type comes without references."""
+        references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
-            try:
-                if id_ <= LARGEST_ID:
-                    schema = self._client.get_schema(id_)
-                else:
-                    schema = self._client.get_schema_by_guid(str(UUID(int=id_)))
-            except SchemaRegistryError as error:
-                if error.http_status_code == 404 and error.error_code in _NO_SUCH:
-                    return None
-                raise
-            if schema.schema_type not in (None, "AVRO"):
-                return SchemaError(f"schema {shown_id(id_)} is of the type {schema.schema_type}, not AVRO")
-            texts: dict[tuple[str, int], str] = {}
-            self._add_references(schema.references or [], texts)
+            schema = self._schema(id_)
+            if schema is None:
+                return None
+            type_ = schema.schema_type or "AVRO"
+            if type_ == self._type:
+                self._add_references(schema.references or [], references)
         except Exception as error:  # from the client, HTTP, TLS, OAuth or JSON: the registry is unusable
             raise RegistryError(self._describe(error, id_)) from error
-        return (*texts.values(), schema.schema_str or "")
+        definition = Definition(schema.schema_str or "", tuple(references.values()), type_)
+        texts = [definition.text, *(text for _, text in definition.references)]
+        if type_ == self._type and self._format and not all(map(_BASE64.fullmatch, texts)):
+            raise RegistryError(
+                f"{self._setting}: gives schema {shown_id(id_)} as text, although the request has "
+                f"format={self._format}; use a registry that gives descriptors, or protobuf.descriptors"
+            )
+        return definition
 
-    def _add_references(self, references: list[SchemaReference], texts: dict[tuple[str, int], str]) -> None:
+    def _schema(self, id_: int) -> Schema | None:
+        try:
+            if id_ <= LARGEST_ID:
+                return self._client.get_schema(id_, fmt=self._format)
+            return self._client.get_schema_by_guid(str(UUID(int=id_)), fmt=self._format)
+        except SchemaRegistryError as error:
+            if error.http_status_code == 404 and error.error_code in _NO_SUCH:
+                return None
+            raise
+
+    def _add_references(
+        self, references: list[SchemaReference], found: dict[tuple[str, int], tuple[str, str]]
+    ) -> None:
         """Add all referenced schemas recursively, each once and after the schemas that it refers to."""
         for reference in references:
             subject, version = reference.subject or "", reference.version or 0
-            if (subject, version) not in texts:
-                schema = self._client.get_version(subject, version, deleted=True).schema
-                self._add_references(schema.references or [], texts)
-                texts[subject, version] = schema.schema_str or ""
+            if (subject, version) not in found:
+                schema = self._client.get_version(subject, version, deleted=True, fmt=self._format).schema
+                self._add_references(schema.references or [], found)
+                found[subject, version] = (reference.name or "", schema.schema_str or "")
+
+    @property
+    def _setting(self) -> str:
+        return f"{self._section}.registry = {without_credentials(self._url)}"
 
     def _describe(self, error: Exception, id_: int) -> str:
-        setting = f"avro.registry = {without_credentials(self._url)}"
         if isinstance(error, SchemaRegistryError):
             remedy = "check the address and the registry's log"
             if error.http_status_code in (401, 403):
-                remedy = "check the credentials in avro.options"
+                remedy = f"check the credentials in {self._section}.options"
             elif error.http_status_code == 404 and id_ > LARGEST_ID:
                 remedy = "check the address, and that this version of the registry knows GUIDs"
             status = f"HTTP {error.http_status_code} ({error})"
-            return f"{setting}: refuses schema {shown_id(id_)} with {status}; {remedy}"
+            return f"{self._setting}: refuses schema {shown_id(id_)} with {status}; {remedy}"
         return (
-            f"{setting}: no answer for schema {shown_id(id_)} ({type(error).__name__}: {error}); "
+            f"{self._setting}: no answer for schema {shown_id(id_)} ({type(error).__name__}: {error}); "
             "nothing is lost: start the registry, then the service"
         )
 
@@ -136,8 +165,8 @@ def without_credentials(urls: str) -> str:
     return re.sub(r"//[^/@,]*@", "//***@", urls)
 
 
-def _number(name: str, text: str) -> float:
+def _number(setting: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError([f"avro.options.{name} = {text!r}: not a number; write one"]) from None
+        raise ConfigError([f"{setting} = {text!r}: not a number; write one"]) from None

@@ -1,0 +1,1 @@
+"""The "protobuf" format: reading messages, and finding the types that they have."""
