@@ -22,4 +22,5 @@ class SchemaError(ValueError):
     @classmethod
     def of(cls, error: Exception, expected: str) -> SchemaError:
         """From an error that a library raised for the schema's text, which is not what is ``expected``."""
-        return cls(f"not {expected} ({type(error).__name__}: {str(error)[:200]})")
+        shown = ascii(str(error)[:200])[1:-1]  # it may go into a header
+        return cls(f"not {expected} ({type(error).__name__}: {shown})")

@@ -261,7 +261,7 @@ def with_an_unknown_known_file() -> FileDescriptorProto:
     ("schema", "words"),
     [
         (without_import(), "elsewhere.proto"),
-        (with_a_method(), "B has a field named HasField"),
+        (with_a_method(), "'B' has a field HasField"),
         (with_an_unknown_known_file(), "it imports google/type/nothing.proto"),
         (b"\xff\xff", "not a Protobuf schema"),
     ],

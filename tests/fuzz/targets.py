@@ -148,14 +148,17 @@ def protobuf_schemas(data: bytes) -> None:
     """Invalid and strange .proto files as a registry gives them: size, descriptor, value."""
     size, rest = int.from_bytes(data[:2]), data[2:]
     definition = Definition(base64.b64encode(rest[:size]).decode(), type="PROTOBUF")
-    with contextlib.suppress(SchemaError):
+    problem = ""
+    try:
         types = REGISTERED.types_of(definition)
         protobuf_names(definition)
-        for plan in types.values():
-            with contextlib.suppress(DecodeError):
-                message = plan.parse(rest[size:])
-                columns = [[look_up(message, column)] for column in plan.columns]
-                digest_keys(columns)
+    except SchemaError as error:
+        problem, types = str(error), {}
+    assert problem.isprintable()
+    for plan in types.values():
+        with contextlib.suppress(DecodeError):
+            message = plan.parse(rest[size:])
+            digest_keys([[look_up(message, column)] for column in plan.columns])
 
 
 CLOUDEVENTS = [

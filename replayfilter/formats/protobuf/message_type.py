@@ -129,7 +129,7 @@ def _refuse_methods(messages: Sequence[DescriptorProto]) -> None:
     for message in messages:
         for field in message.field:
             if hasattr(Message, field.name):
-                raise SchemaError(f"{message.name} has a field named {field.name}, which can't be read")
+                raise SchemaError(f"{shorten(message.name)} has a field {field.name}, which can't be read")
         _refuse_methods(message.nested_type)
 
 
