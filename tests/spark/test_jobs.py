@@ -100,3 +100,13 @@ def test_stamp_and_filter_in_a_spark_job(bootstrap: str, tmp_path: Path, where: 
     assert {value: [originals[value]] for value in offsets} == offsets, (
         "the first copy is the one that passes"
     )
+
+    lines = [line for path in (tmp_path / "routed").glob("*.json") for line in path.read_text().splitlines()]
+    routes = defaultdict(list)
+    for row in map(json.loads, lines):
+        assert "first" not in row, "JSON leaves nulls out"
+        routes[row["route"]].append(base64.b64decode(row["value"]))
+    once = sorted(str(number).encode() for number in range(RECORDS))
+    assert sorted(routes.pop("replay")) == once
+    assert sorted(routes.pop("unique")) == sorted([b"no stamp", *once])
+    assert not routes

@@ -2,7 +2,8 @@
 
 It stamps SOURCE into TARGET twice with the stock sink. The second time has no checkpoint, so it writes only
 replays. After each time it filters TARGET in small batches into FOLDER/rows, as JSON. Into TARGET-exact it
-writes twice with ``write_stamped``, the second time again without a checkpoint, half of the records.
+writes twice with ``write_stamped``, the second time again without a checkpoint, half of the records. At the
+end it routes TARGET into FOLDER/routed, as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from replayfilter import pid_for_topic
 from replayfilter.jvm.jars import connector_jars
-from replayfilter.spark import filter_replays, stamp, write_stamped
+from replayfilter.spark import filter_replays, route, stamp, write_stamped
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "guides" / "stamp-from-spark.md"
@@ -41,9 +42,9 @@ def main() -> None:
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 
-    def read(topic: str) -> DataFrame:
+    def read(topic: str, most: int = 700) -> DataFrame:
         options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "includeHeaders": "true"}
-        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "700"}
+        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
         return spark.readStream.format("kafka").options(**options).load()
 
     def run(writer: Any, checkpoint: str) -> None:
@@ -73,6 +74,10 @@ def main() -> None:
             half, pids, 3, bootstrap=bootstrap, topic=f"{target}-exact", job="half", where=where, lanes=3
         )
         run(writer, f"exact-{attempt}")
+    routed = route(read(target, 4_000), "value", clock="none", stamp=where, shards=2).select(
+        "value", "route", "first"
+    )
+    run(routed.writeStream.format("json").option("path", f"{folder}/routed"), "route")
     spark.stop()
 
 
