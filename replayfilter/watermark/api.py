@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+DEFAULT_APP = "default"  # the application of a report or a request that names none
 MAX_NAMES = 100  # in a list that is meant for people
 
 Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -50,15 +51,17 @@ class Report(Struct, forbid_unknown_fields=True, omit_defaults=True):
     laggards: Laggards | None = None
 
 
-class Reports(Struct, forbid_unknown_fields=True):
+class Reports(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Reports of one client. Of two reports of a partition, the larger (session, sequence) counts.
 
-    ``session``: the time when the client started; ``sequence``: the number of the request.
+    ``session``: the time when the client started; ``sequence``: the number of the request. ``app``: the
+    application of all stages in it.
     """
 
     session: Time
     sequence: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     reports: list[Report]
+    app: Name = DEFAULT_APP
 
 
 class StageLows(Struct):
@@ -127,8 +130,14 @@ class StageState(Struct):
     errors: list[str] = field(name="faults")
 
 
+class Apps(Struct):
+    """The applications that the config declares."""
+
+    apps: list[str]
+
+
 class Table(Struct):
-    """All stages, and the global low watermark: no stage will output anything older."""
+    """All stages of an application, and the global low watermark: no stage will output anything older."""
 
     at_us: int
     global_low: int | None

@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from replayfilter.errors import WatermarkError
 from replayfilter.watermark.api import (
+    DEFAULT_APP,
     ErrorBody,
     Laggards,
     Report,
@@ -48,17 +50,21 @@ class WatermarkClient:
         client.report("orders", "orders-0", oldest=None, origins={"host-7": 1767225601000000})
         client.close()
 
-    ``lows``: the watermarks in the last response, by stage. ``last_error``: why the last request failed; None
-    if it succeeded.
+    All its stages are of the application ``app``. ``lows``: the watermarks in the last response, by stage.
+    ``last_error``: why the last request failed; None if it succeeded.
     """
 
     def __init__(
-        self, servers: Sequence[str], token: str = "", every: float = REPORT_INTERVAL_SECONDS
+        self,
+        servers: Sequence[str],
+        token: str = "",
+        every: float = REPORT_INTERVAL_SECONDS,
+        app: str = DEFAULT_APP,
     ) -> None:
         self.lows: Mapping[str, StageLows] = {}
         self.last_error: str | None = None
         self._http = _ServerPool(servers, token)
-        self._every = every
+        self._every, self._app = every, app
         self._session = time.time_ns() // 1_000
         self._sequence = 0
         self._pending: dict[_StagePartition, Report] = {}
@@ -131,7 +137,7 @@ class WatermarkClient:
             lows: dict[str, StageLows] = {}
             while left:
                 self._sequence += 1
-                body = msgspec.json.encode(Reports(self._session, self._sequence, left[0]))
+                body = msgspec.json.encode(Reports(self._session, self._sequence, left[0], self._app))
                 lows |= self._http.request("POST", "/v1/report", Reported, body).stages
                 del left[0]
         except WatermarkError as error:
@@ -153,11 +159,12 @@ class WatermarkClient:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStages:
-    """The stages before ``stage``, as the servers' config declares them. It can be pickled."""
+    """The stages before ``stage`` of ``app``, as the servers' config declares them. It can be pickled."""
 
     servers: tuple[str, ...]
     token: str = field(repr=False)
     stage: str
+    app: str = DEFAULT_APP
 
     def follow(self) -> UpstreamFollower:
         """Begin to ask for their watermarks, once a second."""
@@ -174,7 +181,7 @@ class UpstreamFollower:
     def __init__(self, stages: UpstreamStages, every: float = REPORT_INTERVAL_SECONDS) -> None:
         self.lows: Mapping[str, int] | None = None
         self.last_error: str | None = None
-        self._path = f"/v1/stages/{stages.stage}/upstream"
+        self._path = in_app(f"/v1/stages/{stages.stage}/upstream", stages.app)
         self._http = _ServerPool(stages.servers, stages.token)
         self._every = every
         self._stopping = threading.Event()
@@ -240,7 +247,12 @@ def split_reports(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def poll_window(
-    servers: Sequence[str], token: str, stage: str, end: int, timeout: float | None = None
+    servers: Sequence[str],
+    token: str,
+    stage: str,
+    end: int,
+    timeout: float | None = None,
+    app: str = DEFAULT_APP,
 ) -> Iterator[Window]:
     """Yield a stage's window about every two seconds, until it is closed or ``timeout`` seconds are over.
 
@@ -251,7 +263,7 @@ def poll_window(
     try:
         while True:
             left = 5.0 if deadline is None else deadline - time.monotonic()
-            path = f"/v1/stages/{stage}/wait?end={end}&seconds={int(min(max(left, 0), 2))}"
+            path = in_app(f"/v1/stages/{stage}/wait?end={end}&seconds={int(min(max(left, 0), 2))}", app)
             try:
                 window = http.request("GET", path, Window)
             except _UnreachableError:
@@ -265,6 +277,15 @@ def poll_window(
             time.sleep(0.2 if left > 1 else max(0.0, min(0.2, left)))
     finally:
         http.close()
+
+
+def in_app(path: str, app: str) -> str:
+    """A path with the parameter app. The default one is left out, so that older servers answer.
+
+    >>> in_app("/v1/low", "default"), in_app("/v1/low", "eu"), in_app("/v1/stages/web/wait?end=5", "eu")
+    ('/v1/low', '/v1/low?app=eu', '/v1/stages/web/wait?end=5&app=eu')
+    """
+    return path if app == DEFAULT_APP else f"{path}{'&' if '?' in path else '?'}app={quote(app, safe='')}"
 
 
 def get(servers: Sequence[str], token: str, path: str, response_type: type[_Response]) -> _Response:

@@ -37,6 +37,8 @@ Token = Annotated[
     ),
 ]
 
+App = Annotated[str, typer.Option("--app", help="The application of the stage.")]
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -100,17 +102,19 @@ def show(
     origin: Annotated[
         list[str] | None, typer.Option(help="The name of an origin; repeat it for several.")
     ] = None,
+    application: App = "default",
     server: Servers = None,
     token: Token = "",
 ) -> None:
     """Show how far STAGE is and what holds it back, and how far the given origins are."""
     from replayfilter.watermark import api
-    from replayfilter.watermark.client import get
+    from replayfilter.watermark.client import get, in_app
 
     servers, path = server or [DEFAULT_SERVER], f"/v1/stages/{quote(stage, safe='')}"
-    lines = [line_of_stage(get(servers, token, path, api.StageState))]
+    lines = [line_of_stage(get(servers, token, in_app(path, application), api.StageState))]
     for name in origin or ():
-        found = get(servers, token, f"{path}/origins?name={quote(name, safe='')}", api.Origins)
+        query = in_app(f"{path}/origins?name={quote(name, safe='')}", application)
+        found = get(servers, token, query, api.Origins)
         lines += map(line_of_origin, found.slowest)
     for line in lines:
         typer.echo(line)
@@ -155,6 +159,7 @@ def wait(
         str, typer.Argument(help="ISO 8601, or microseconds since 1970: for example, the end of an hour.")
     ],
     timeout: Annotated[str, typer.Option(help='How long to wait, such as "90m". Default: no limit.')] = "",
+    application: App = "default",
     server: Servers = None,
     token: Token = "",
 ) -> None:
@@ -170,7 +175,7 @@ def wait(
         raise typer.BadParameter(str(error)) from None
     console, window = Console(stderr=True), None
     with _Progress(console, f"{stage} to {format_time(end)}") as progress:
-        for window in poll_window(server or [DEFAULT_SERVER], token, stage, end, seconds):
+        for window in poll_window(server or [DEFAULT_SERVER], token, stage, end, seconds, application):
             progress.show(window)
     assert window is not None
     if window.closed:

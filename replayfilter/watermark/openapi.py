@@ -14,7 +14,7 @@ from replayfilter.watermark.routes import ROUTES, Route
 _ERRORS = {
     400: "The request is malformed",
     401: "The token is missing or wrong",
-    404: "There is no such stage or partition",
+    404: "There is no such application, stage or partition",
     409: "This stage or origin can't be changed by request",
     413: "The body is too long, or there are too many origins",
     503: "This server is a standby: send the request to the active one, or again later",

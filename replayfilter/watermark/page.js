@@ -9,6 +9,8 @@ let token = sessionStorage.getItem("token") || "";
 let timer = 0;
 
 async function request(path) {
+  const app = byId("app").value;
+  if (app && path !== "/v1/apps") path += `${path.includes("?") ? "&" : "?"}app=${encodeURIComponent(app)}`;
   const response = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
   const body = await response.json();
   if (response.ok) return body;
@@ -119,9 +121,17 @@ function section(state, health, history) {
     ...errors, plot(history), legend(), origins(health));
 }
 
+async function showApps() {
+  const { apps } = await request("/v1/apps"), chosen = byId("app").value || apps[0];
+  byId("app").replaceChildren(...apps.map((name) => createElement("option", { value: name, textContent: name })));
+  byId("app").value = apps.includes(chosen) ? chosen : apps[0];
+  byId("apps").hidden = apps.length < 2;
+}
+
 async function refresh() {
   clearTimeout(timer);
   try {
+    await showApps();
     const seconds = Math.round(byId("hours").value * 3600);
     const [table, health] = await Promise.all([request("/v1/stages"), request("/v1/health")]);
     const path = (state) => `/v1/stages/${encodeURIComponent(state.stage)}/history?seconds=${seconds}`;
@@ -144,6 +154,7 @@ async function refresh() {
 }
 
 byId("hours").addEventListener("change", refresh);
+byId("app").addEventListener("change", refresh);
 byId("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = byId("token").value;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio.to_thread
@@ -72,79 +72,88 @@ class Handlers:
         def apply(table: Table, now_us: int) -> api.Reported:
             return table.report(reports, now_us)
 
-        reported: api.Reported = await self.writer.submit(apply)
-        snapshot = self.writer.snapshot()
+        reported: api.Reported = await self.writer.submit(reports.app, apply, "$.app")
+        snapshot = self.writer.snapshot(reports.app)
         for name in reported.stages:
             reported.stages[name] = snapshot.stages[name].stage_lows
         return reported
 
+    async def apps(self, request: CheckedRequest) -> api.Apps:
+        """The applications."""
+        return api.Apps(list(self.writer.snapshots()))
+
     async def table(self, request: CheckedRequest) -> api.Table:
-        """The whole table."""
-        return responses.table_of(self.writer.snapshot())
+        """The whole table of an application."""
+        return responses.table_of(self.writer.snapshot(request.query["app"]))
 
     async def stage(self, request: CheckedRequest) -> api.StageState:
         """One stage."""
-        return responses.state_of(self.writer.snapshot(), request.path["stage"])
+        return responses.state_of(self.writer.snapshot(request.query["app"]), request.path["stage"])
 
     async def low(self, request: CheckedRequest) -> api.Low:
         """The low watermarks of a stage, or the global one."""
-        return responses.low_of(self.writer.snapshot(), request.path.get("stage"))
+        return responses.low_of(self.writer.snapshot(request.query["app"]), request.path.get("stage"))
 
     async def upstream(self, request: CheckedRequest) -> api.Upstream:
         """How far the upstream stages of a stage are."""
-        return responses.upstream_of(self.writer.snapshot(), request.path["stage"])
+        return responses.upstream_of(self.writer.snapshot(request.query["app"]), request.path["stage"])
 
     async def window(self, request: CheckedRequest) -> api.Window:
         """Whether everything before a time has arrived."""
-        return responses.window_of(self.writer.snapshot(), request.path["stage"], request.query["end"])
+        return responses.window_of(
+            self.writer.snapshot(request.query["app"]), request.path["stage"], request.query["end"]
+        )
 
     async def wait(self, request: CheckedRequest) -> api.Window:
         """The same, but wait until it has, or until the time is over."""
-        name, end = request.path["stage"], request.query["end"]
-        responses.find_stage(self.writer.snapshot(), name)
+        app, name, end = request.query["app"], request.path["stage"], request.query["end"]
+        responses.find_stage(self.writer.snapshot(app), name)
         snapshot = await self.writer.wait_until(
-            lambda snapshot: snapshot.stages[name].lows.output >= end, request.query["seconds"]
+            app, lambda snapshot: snapshot.stages[name].lows.output >= end, request.query["seconds"]
         )
         return responses.window_of(snapshot, name, end)
 
     async def origins(self, request: CheckedRequest) -> api.Origins:
         """The slowest origins of a stage, or one by its name."""
-        snapshot, query = self.writer.snapshot(), request.query
+        snapshot, query = self.writer.snapshot(request.query["app"]), request.query
         return responses.origins_of(snapshot, request.path["stage"], query["limit"], query["name"])
 
     async def change_roster(self, request: CheckedRequest) -> api.RosterChanged:
         """Change the roster of a stage."""
         name, change = request.path["stage"], request.body
         changed: api.RosterChanged = await self.writer.submit(
-            lambda table, _: table.change_roster(name, change)
+            request.query["app"], lambda table, _: table.change_roster(name, change)
         )
         return changed
 
     async def forget_partition(self, request: CheckedRequest) -> api.StageState:
         """Forget an input partition of a stage."""
         name, partition = request.path["stage"], request.path["partition"]
-        await self.writer.submit(lambda table, _: table.forget_partition(name, partition))
-        return responses.state_of(self.writer.snapshot(), name)
+        await self.writer.submit(
+            request.query["app"], lambda table, _: table.forget_partition(name, partition)
+        )
+        return responses.state_of(self.writer.snapshot(request.query["app"]), name)
 
     async def history(self, request: CheckedRequest) -> api.History:
         """The past watermarks of a stage."""
-        snapshot, name = self.writer.snapshot(), request.path["stage"]
+        app, name = request.query["app"], request.path["stage"]
+        snapshot = self.writer.snapshot(app)
         responses.find_stage(snapshot, name)
         since = snapshot.at_us - request.query["seconds"] * 10**6
 
-        points = await anyio.to_thread.run_sync(self.writer.history, name, since, MAX_HISTORY_POINTS)
+        points = await anyio.to_thread.run_sync(self.writer.history, app, name, since, MAX_HISTORY_POINTS)
         columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], []]
         return api.History(name, *columns)
 
     async def health(self, request: CheckedRequest) -> api.Health:
         """What holds each stage back."""
-        snapshot = self.writer.snapshot()
+        snapshot = self.writer.snapshot(request.query["app"])
         stages = [responses.health_of(snapshot, name) for name in snapshot.stages]
         return api.Health("active", self.writer.epoch, list(self.writer.errors), stages)
 
     async def ready(self, request: CheckedRequest) -> api.Alive:
         """The same, but only of the active server: a standby refuses."""
-        self.writer.snapshot()
+        self.writer.snapshots()
         return await self.alive(request)
 
     async def alive(self, request: CheckedRequest) -> api.Alive:
@@ -178,11 +187,24 @@ _END = Parameter(
 
 _NAME = Parameter(str, {"type": "string"}, "only the origin of this name")
 
-ROUTES = [
+_APP = Parameter(
+    str, {"type": "string", "default": api.DEFAULT_APP}, "the application of the stages", api.DEFAULT_APP
+)
+
+
+def _of_an_app(route: Route) -> Route:
+    """A route with the parameter app, if it is about stages and has no body that names the application."""
+    if route.open or route.path in ("/v1/report", "/v1/apps"):
+        return route
+    return replace(route, query={**route.query, "app": _APP}, errors=tuple(sorted({*route.errors, 400, 404})))
+
+
+ROUTES = [_of_an_app(route) for route in (
     Route("POST", "/v1/report", "post_report", Handlers.report,
           "Report progress; the response is sent once the report is stored",
           api.Reported, api.Reports, errors=(400, 404, 413)),
-    Route("GET", "/v1/stages", "get_table", Handlers.table, "The whole table", api.Table),
+    Route("GET", "/v1/apps", "get_apps", Handlers.apps, "The applications", api.Apps),
+    Route("GET", "/v1/stages", "get_table", Handlers.table, "All stages of an application", api.Table),
     Route("GET", "/v1/low", "get_low", Handlers.low, "The global low watermark", api.Low),
     Route("GET", "/v1/health", "get_health", Handlers.health,
           "What holds each stage back, since when, and by how much", api.Health),
@@ -214,4 +236,4 @@ ROUTES = [
           api.Alive, open=True),
     Route("GET", "/readyz", "get_ready", Handlers.ready, "Whether this server is the active one: 503 if not",
           api.Alive, open=True),
-]  # fmt: skip
+)]  # fmt: skip

@@ -20,11 +20,12 @@ from replayfilter.settings.messages import explain, format_setting, path_of
 from replayfilter.settings.toml_file import read_toml
 from replayfilter.settings.value_types import Brokers, Bytes, Duration, Options, Share, Topic
 from replayfilter.settings.variables import expand, unset_variables
+from replayfilter.watermark.api import DEFAULT_APP
 from replayfilter.watermark.naming import is_naming_service
 from replayfilter.watermark.roster_file import ORIGIN_NAME, read_roster
 
 KAFKA = "kafka:"  # the start of a store that is a topic
-_STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 
 
 class _Section(BaseModel):
@@ -75,19 +76,40 @@ class StageConfig(_Section):
         return self.roster is not None
 
 
+class AppConfig(_Section):
+    """An application: stages that know nothing of those of other applications."""
+
+    stages: dict[str, StageConfig] = {}
+
+
 class ServerConfig(_Section):
-    """The whole configuration, from ``load``. Relative paths start at the folder of the file."""
+    """The whole configuration, from ``load``. Relative paths start at the folder of the file.
+
+    ``stages``: those of the default application; ``apps``: all other applications.
+    """
 
     server: Server = Field(default_factory=Server)
     kafka: Kafka | None = None
-    stages: dict[str, StageConfig]
+    stages: dict[str, StageConfig] = {}
+    apps: dict[str, AppConfig] = {}
+
+    @property
+    def topologies(self) -> dict[str, dict[str, StageConfig]]:
+        """The stages of each application."""
+        default = {DEFAULT_APP: self.stages} if self.stages else {}
+        return default | {name: app.stages for name, app in self.apps.items()}
 
     def token(self) -> str:
         """The bearer token, with ${VARIABLE} replaced; "" for none. A secret: never print it."""
         return expand(self.server.token)
 
 
-_KEYS = {"server": list(Server.model_fields), "kafka": list(Kafka.model_fields), "stages": ["<name>"]}
+_KEYS = {
+    "server": list(Server.model_fields),
+    "kafka": list(Kafka.model_fields),
+    "stages": ["<name>"],
+    "apps": ["<name>"],
+}
 
 
 def load(path: str | Path) -> ServerConfig:
@@ -111,29 +133,47 @@ def _with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         store = server.setdefault("store", Server().store)
         if isinstance(store, str) and not store.startswith(KAFKA):
             server["store"] = str(folder / store)
-    for name, stage in data.get("stages", {}).items() if isinstance(data.get("stages"), dict) else ():
+    data |= _with_absolute_rosters(data, folder)
+    if isinstance(apps := data.get("apps"), dict):
+        data["apps"] = {
+            name: app | _with_absolute_rosters(app, folder) if isinstance(app, dict) else app
+            for name, app in apps.items()
+        }
+    return data
+
+
+def _with_absolute_rosters(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The stages of a table, with absolute paths; empty if there are none that can be read."""
+    stages = table.get("stages")
+    if not isinstance(stages, dict):
+        return {}
+    changed = dict(stages)
+    for name, stage in stages.items():
         roster = stage.get("roster") if isinstance(stage, dict) else None
         if isinstance(roster, str) and not is_naming_service(roster):
-            data["stages"][name] = stage | {"roster": str(folder / roster)}
-    return data
+            changed[name] = stage | {"roster": str(folder / roster)}
+    return {"stages": changed}
 
 
 def _message(error: Any) -> str:
     path = path_of(error)
     if error["type"] == "missing" and error["loc"][0] == "kafka":
         return f'{path}: missing; write where the cluster of server.store is, such as "localhost:9092"'
-    if error["type"] == "missing":
-        return f"{path}: missing; declare at least one, for example [stages.web] with roster = [...]"
-    if error["type"] == "extra_forbidden" and error["loc"][0] == "stages":
+    if error["type"] == "extra_forbidden" and "stages" in error["loc"][:-1]:
         setting, keys = format_setting(path, error["input"]), ", ".join(StageConfig.model_fields)
         return f"{setting}: no such key; a stage has {keys}"
+    if error["type"] == "extra_forbidden" and error["loc"][0] == "apps":
+        setting = format_setting(path, error["input"])
+        return (
+            f"{setting}: no such key; an application has stages, such as [apps.{error['loc'][1]}.stages.web]"
+        )
     return explain(error, _KEYS)
 
 
 def _cross_check(config: ServerConfig) -> Iterator[str]:
     server = config.server
-    if not config.stages:
-        yield "stages: none are declared; add one, for example [stages.web] with roster = [...]"
+    if not config.topologies:
+        yield "stages: missing; declare at least one, for example [stages.web] with roster = [...]"
     for name in unset_variables(server.token):
         yield f"server.token: the environment variable {name} is not set; set it"
     if not server.token and not _is_loopback(server.host):
@@ -142,17 +182,30 @@ def _cross_check(config: ServerConfig) -> Iterator[str]:
             'server.token, for example to "${WATERMARK_TOKEN}", or use 127.0.0.1'
         )
     yield from _store_errors(config)
-    for name, stage in config.stages.items():
-        if not _STAGE.fullmatch(name):
-            yield f'stages."{name}": not a stage name; use up to 200 of a-z A-Z 0-9 . _ -'
-        yield from _roster_errors(name, stage)
-    total = sum(len(stage.roster) for stage in config.stages.values() if isinstance(stage.roster, list))
+    for app in config.apps:
+        if app == DEFAULT_APP:
+            yield f"apps.{app}: its stages are those of [stages]; move them there"
+        elif not _NAME.fullmatch(app):
+            yield f'apps."{app}": not an application name; use up to 200 of a-z A-Z 0-9 . _ -'
+    for app, stages in config.topologies.items():
+        yield from _stage_errors("stages" if app == DEFAULT_APP else f"apps.{app}.stages", stages)
+    rosters = [stage.roster for each in config.topologies.values() for stage in each.values()]
+    total = sum(len(roster) for roster in rosters if isinstance(roster, list))
     if total > server.max_origins:
         yield f"server.max_origins = {server.max_origins}: the rosters have {total} origins; raise it"
+
+
+def _stage_errors(path: str, stages: dict[str, StageConfig]) -> Iterator[str]:
+    if not stages:
+        yield f"{path}: missing; declare at least one, for example [{path}.web] with roster = [...]"
+    for name, stage in stages.items():
+        if not _NAME.fullmatch(name):
+            yield f'{path}."{name}": not a stage name; use up to 200 of a-z A-Z 0-9 . _ -'
+        yield from _roster_errors(f"{path}.{name}.roster", stage)
     try:
-        Stages({name: stage.upstream for name, stage in config.stages.items()})
+        Stages({name: stage.upstream for name, stage in stages.items()})
     except ValueError as error:
-        yield f"stages: {error}"
+        yield f"{path}: {error}"
 
 
 def _store_errors(config: ServerConfig) -> Iterator[str]:
@@ -175,8 +228,7 @@ def _store_errors(config: ServerConfig) -> Iterator[str]:
     yield from (unusable_options(usable) | unusable_options(usable, produces=True)).values()
 
 
-def _roster_errors(name: str, stage: StageConfig) -> Iterator[str]:
-    path = f"stages.{name}.roster"
+def _roster_errors(path: str, stage: StageConfig) -> Iterator[str]:
     if isinstance(stage.roster, str) and not is_naming_service(stage.roster):
         try:
             read_roster(Path(stage.roster))

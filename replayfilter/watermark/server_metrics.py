@@ -1,14 +1,14 @@
 """The metrics of the watermark server. docs/reference/metrics.md describes each; a test compares the two.
 
 All values are read from the last snapshot at scrape time. A standby has no snapshot, so it gives no values of
-stages. No label can grow without limit: stages and paths are fixed when the server starts.
+stages. No label can grow without limit: applications, stages and paths are fixed when the server starts.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
@@ -29,6 +29,7 @@ HELD_BY: tuple[str, ...] = get_args(get_type_hints(HeldBack)["by"])
 
 # The possible values of each label. None: not listed, but fixed by the config or the routes.
 LABELS: dict[str, tuple[str, ...] | None] = {
+    "app": None,
     "stage": None,
     "path": None,
     "code": None,
@@ -39,15 +40,20 @@ LABELS: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What one scrape reads: ``snapshot`` is None on a standby; ``now_us``: the time of the scrape.
+    """What one scrape reads: ``snapshots``, by application, None on a standby; ``now_us``: its time.
 
     ``requests``: by path and HTTP status, since the start.
     """
 
     writer: TableWriter
     requests: Counter[tuple[str, int]]
-    snapshot: Snapshot | None
+    snapshots: Mapping[str, Snapshot] | None
     now_us: int
+
+    def stages(self) -> Iterator[tuple[str, str, StageSnapshot]]:
+        """All stages with the names of their applications and their own."""
+        for app, snapshot in (self.snapshots or {}).items():
+            yield from ((app, name, stage) for name, stage in snapshot.stages.items())
 
 
 Samples = Iterable[tuple[tuple[str, ...], float | None]]  # label values and value; None if it is not known
@@ -68,8 +74,7 @@ class ServerMetric:
 
 def _each_stage(value: Callable[[StageSnapshot, Scrape], float | None]) -> Read:
     def read(scrape: Scrape) -> Samples:
-        stages = scrape.snapshot.stages if scrape.snapshot else {}
-        return [((name,), value(stage, scrape)) for name, stage in stages.items()]
+        return [((app, name), value(stage, scrape)) for app, name, stage in scrape.stages()]
 
     return read
 
@@ -99,7 +104,7 @@ def _backlog(stage: StageSnapshot, scrape: Scrape) -> float | None:
 
 
 def _origins(scrape: Scrape) -> Samples:
-    for name, stage in scrape.snapshot.stages.items() if scrape.snapshot else ():
+    for app, name, stage in scrape.stages():
         if stage.config.has_roster:
             low = UNKNOWN if stage.roster_low is None else stage.roster_low
             active = int(stage.active.sum())
@@ -109,9 +114,9 @@ def _origins(scrape: Scrape) -> Samples:
                 "idle": len(stage.names) - active,
                 "lagging": int(np.count_nonzero(stage.active & (stage.progress <= low))),
             }
-            yield from (((name, each), float(counts[each])) for each in ORIGINS)
+            yield from (((app, name, each), float(counts[each])) for each in ORIGINS)
         elif (found := find_laggards(stage)) is not None:
-            yield (name, "lagging"), float(found[1].lagging)
+            yield (app, name, "lagging"), float(found[1].lagging)
 
 
 def _may_lag(stage: StageSnapshot, scrape: Scrape) -> float | None:
@@ -122,17 +127,16 @@ def _may_lag(stage: StageSnapshot, scrape: Scrape) -> float | None:
 
 
 def _held_by(scrape: Scrape) -> Samples:
-    snapshot = scrape.snapshot
-    for name in snapshot.stages if snapshot else ():
-        assert snapshot is not None
-        by = held_back(snapshot, name).by
-        yield from (((name, each), float(each == by)) for each in HELD_BY)
+    for app, snapshot in (scrape.snapshots or {}).items():
+        for name in snapshot.stages:
+            by = held_back(snapshot, name).by
+            yield from (((app, name, each), float(each == by)) for each in HELD_BY)
 
 
 METRICS = (
     ServerMetric(
         "server_active", "gauge", "0 or 1", "Whether this server is the active one; 0 on a standby.",
-        lambda scrape: [((), scrape.snapshot is not None)],
+        lambda scrape: [((), scrape.snapshots is not None)],
     ),
     ServerMetric(
         "server_epoch", "gauge", "takeovers", "How often a server has taken over the store.",
@@ -149,46 +153,47 @@ METRICS = (
     ),
     ServerMetric(
         "stage_low_timestamp_seconds", "gauge", "Unix seconds", "The output low of a stage.",
-        _each_stage(lambda stage, _: _seconds(stage.lows.output)), ("stage",),
+        _each_stage(lambda stage, _: _seconds(stage.lows.output)), ("app", "stage"),
     ),
     ServerMetric(
         "stage_front_timestamp_seconds", "gauge", "Unix seconds",
         "The largest event time that a stage, or one upstream of it, has seen.",
-        _each_stage(lambda stage, _: _seconds(stage.largest_time)), ("stage",),
+        _each_stage(lambda stage, _: _seconds(stage.largest_time)), ("app", "stage"),
     ),
     ServerMetric(
         "stage_age_seconds", "gauge", "seconds", "How far the output low is behind the server's clock.",
-        _each_stage(_age), ("stage",),
+        _each_stage(_age), ("app", "stage"),
     ),
     ServerMetric(
         "stage_behind_seconds", "gauge", "seconds", "How far the output low is behind the front.",
-        _each_stage(_behind), ("stage",),
+        _each_stage(_behind), ("app", "stage"),
     ),
     ServerMetric(
         "stage_unmoved_seconds", "gauge", "seconds", "For how long the output low has not moved.",
-        _each_stage(_unmoved), ("stage",),
+        _each_stage(_unmoved), ("app", "stage"),
     ),
     ServerMetric(
-        "stage_held_by", "gauge", "0 or 1", "What holds the output low back.", _held_by, ("stage", "by"),
+        "stage_held_by", "gauge", "0 or 1", "What holds the output low back.", _held_by,
+        ("app", "stage", "by"),
     ),
     ServerMetric(
-        "stage_origins", "gauge", "origins", "Origins of a stage.", _origins, ("stage", "origins"),
+        "stage_origins", "gauge", "origins", "Origins of a stage.", _origins, ("app", "stage", "origins"),
     ),
     ServerMetric(
         "stage_may_lag", "gauge", "origins", "How many origins may lag without holding a stage back.",
-        _each_stage(_may_lag), ("stage",),
+        _each_stage(_may_lag), ("app", "stage"),
     ),
     ServerMetric(
         "stage_partitions", "gauge", "partitions", "Input partitions that have reported.",
-        _each_stage(lambda stage, _: sum(name != "" for name in stage.partitions)), ("stage",),
+        _each_stage(lambda stage, _: sum(name != "" for name in stage.partitions)), ("app", "stage"),
     ),
     ServerMetric(
         "stage_backlog_records", "gauge", "records", "Records left to read, over all input partitions.",
-        _each_stage(_backlog), ("stage",),
+        _each_stage(_backlog), ("app", "stage"),
     ),
     ServerMetric(
         "stage_errors", "gauge", "errors", "Present problems with a stage's roster or its reports.",
-        _each_stage(lambda stage, _: len(errors_of(stage))), ("stage",),
+        _each_stage(lambda stage, _: len(errors_of(stage))), ("app", "stage"),
     ),
 )  # fmt: skip
 
@@ -202,10 +207,10 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """The families of all metrics, read from one snapshot."""
         try:
-            snapshot = self._writer.snapshot()
+            snapshots = self._writer.snapshots()
         except RequestError:  # a standby
-            snapshot = None
-        scrape = Scrape(self._writer, self._requests, snapshot, time.time_ns() // 1_000)
+            snapshots = None
+        scrape = Scrape(self._writer, self._requests, snapshots, time.time_ns() // 1_000)
         for metric in METRICS:
             family_of = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = family_of(PREFIX + metric.name, metric.meaning, labels=metric.labels)

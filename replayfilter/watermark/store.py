@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from replayfilter.core.watermark.stages import Lows
+from replayfilter.watermark.api import DEFAULT_APP
 from replayfilter.watermark.snapshots import PartitionReport
 from replayfilter.watermark.stage_row import StoredOrigin
 from replayfilter.watermark.table import Changes
@@ -20,6 +21,15 @@ from replayfilter.watermark.table import Changes
 HISTORY_INTERVAL_US = 5_000_000  # between two points of history
 
 HistoryPoint = tuple[int, int | None, int | None, int | None]  # at, input low, output low, largest time
+
+
+def stored_name(app: str, stage: str) -> str:
+    """The name under which a store keeps a stage. Names of applications and stages have no slash.
+
+    >>> stored_name("default", "web"), stored_name("eu", "web")
+    ('web', 'eu/web')
+    """
+    return stage if app == DEFAULT_APP else f"{app}/{stage}"
 
 
 class FencedError(Exception):
@@ -46,8 +56,9 @@ class StoredStage(NamedTuple):
 class Store(Protocol):
     """A store, for use by one thread at a time; only ``history`` may be called by any thread.
 
-    Its methods raise one of ``failures`` if the store can't be used now. ``name``: the setting that names it,
-    and ``remedy``: what to do, both for messages. ``epoch``: that of this server's lease; 0 before the first.
+    A ``stage`` here is a ``stored_name``. The methods raise one of ``failures`` if the store can't be used
+    now. ``name``: the setting that names it, and ``remedy``: what to do, both for messages. ``epoch``: that
+    of this server's lease; 0 before the first.
     """
 
     name: str

@@ -40,17 +40,22 @@ class Changes:
 
 
 class Table:
-    """All stages.
+    """All stages of an application. ``tables``: those of all applications, which share ``max_origins``.
 
     After a change call ``settle``, write what ``take_changes`` returns, then publish the ``snapshot``.
     """
 
     def __init__(
-        self, configs: Mapping[str, StageConfig], lows: Mapping[str, Lows], max_origins: int
+        self,
+        configs: Mapping[str, StageConfig],
+        lows: Mapping[str, Lows],
+        max_origins: int,
+        tables: Mapping[str, Table],
     ) -> None:
         self.stages = Stages({name: config.upstream for name, config in configs.items()}, lows)
         self.rows = {name: StageRow(config) for name, config in configs.items()}
         self.max_origins = max_origins
+        self._tables = tables
         self.largest_times: dict[str, int] = {}
         self._snapshots: dict[str, StageSnapshot] = {}
 
@@ -103,7 +108,8 @@ class Table:
 
     def check_max_origins(self, more: int, where: str) -> None:
         """RequestError (413) if ``more`` origins would exceed the limit."""
-        total = sum(len(row.roster) for row in self.rows.values()) + more
+        rows = [row for table in self._tables.values() for row in table.rows.values()]
+        total = sum(len(row.roster) for row in rows) + more
         if total > self.max_origins:
             remedy = f"the limit is {self.max_origins}: remove some, or raise server.max_origins"
             raise RequestError(413, "too many origins", where, total, remedy)

@@ -14,9 +14,9 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from replayfilter.watermark.api import RequestError
 from replayfilter.watermark.naming import NamingPoller, is_naming_service
@@ -24,7 +24,13 @@ from replayfilter.watermark.open_store import open_store
 from replayfilter.watermark.roster_file import read_roster
 from replayfilter.watermark.server_config import ServerConfig
 from replayfilter.watermark.snapshots import Snapshot
-from replayfilter.watermark.store import HISTORY_INTERVAL_US, FencedError, HistoryPoint
+from replayfilter.watermark.store import (
+    HISTORY_INTERVAL_US,
+    FencedError,
+    HistoryPoint,
+    StoredStage,
+    stored_name,
+)
 from replayfilter.watermark.table import Table
 
 log = logging.getLogger("replayfilter.watermark")
@@ -33,12 +39,13 @@ MAX_QUEUED = 10_000  # all queued changes go into one commit: the slower the dis
 HEARTBEATS_PER_LEASE = 6
 ROSTER_POLL_US = 1_000_000
 
+_Value = TypeVar("_Value")
 Change = Callable[[Table, int], Any]
-_Queued = tuple[Change, "asyncio.Future[Any]"]
+_Queued = tuple[str, Change, "asyncio.Future[Any]"]  # the application, what to change, and the result
 
 
 class TableWriter:
-    """Start it within a running event loop. ``submit`` changes the table, ``snapshot`` reads it.
+    """Start it within a running event loop. ``submit`` changes an application's table, ``snapshot`` reads it.
 
     ``errors``: present problems with the store. ``active_since_us``: when this server took the lease over,
     microseconds since the epoch.
@@ -54,13 +61,14 @@ class TableWriter:
         self._queue: queue.Queue[_Queued] = queue.Queue(MAX_QUEUED)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="table-writer", daemon=True)
-        self._snapshot: Snapshot | None = None
+        self._snapshots: Mapping[str, Snapshot] | None = None
         self._lease_until = 0.0  # by the monotonic clock: no other server can take over before this
         self._loop: asyncio.AbstractEventLoop | None = None
         self._low_moved = asyncio.Event()
-        rosters = [stage.roster for stage in config.stages.values() if isinstance(stage.roster, str)]
+        stages = [stage for each in config.topologies.values() for stage in each.values()]
+        rosters = [stage.roster for stage in stages if isinstance(stage.roster, str)]
         self._naming = NamingPoller(filter(is_naming_service, rosters))
-        self._rosters_seen: dict[str, object] = {}  # by stage, what says whether the roster has changed
+        self._rosters_seen: dict[str, object] = {}  # by stored name, what says whether the roster has changed
         self._next_roster_poll = self._next_history = 0
 
     # ---- called in the event loop ----------------------------------------------------------------
@@ -82,45 +90,54 @@ class TableWriter:
     @property
     def role(self) -> Literal["active", "standby"]:
         """Active as long as no other server can have the lease."""
-        return "active" if self._snapshot is not None and time.monotonic() < self._lease_until else "standby"
+        return "active" if self._snapshots is not None and time.monotonic() < self._lease_until else "standby"
 
     @property
     def is_running(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def snapshot(self) -> Snapshot:
-        """The table as it is stored; RequestError (503) on a standby."""
-        snapshot = self._snapshot
-        if snapshot is None or time.monotonic() >= self._lease_until:
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """The tables of all applications as they are stored; RequestError (503) on a standby."""
+        snapshots = self._snapshots
+        if snapshots is None or time.monotonic() >= self._lease_until:
             raise _standby_error()
-        return snapshot
+        return snapshots
 
-    async def submit(self, change: Change) -> Any:
-        """Run ``change(table, now_us)`` and return its result once the change is stored.
+    def snapshot(self, app: str, where: str = "query app") -> Snapshot:
+        """The table of an application; RequestError (503) on a standby, or (404) if there is no such app."""
+        snapshots = self.snapshots()
+        if app not in snapshots:
+            remedy = f"the config declares {', '.join(sorted(snapshots)[:20])}"
+            raise RequestError(404, "no such application", where, app, remedy)
+        return snapshots[app]
 
-        RequestError if ``change`` raises it, if the server is a standby, or if too many changes are queued.
+    async def submit(self, app: str, change: Change, where: str = "query app") -> Any:
+        """Run ``change(table, now_us)`` on an application's table, and return its result once it is stored.
+
+        RequestError if ``change`` raises it, if there is no such application, if the server is a standby, or
+        if too many changes are queued.
         """
-        self.snapshot()
+        self.snapshot(app, where)
         assert self._loop is not None
         result: asyncio.Future[Any] = self._loop.create_future()
         try:
-            self._queue.put_nowait((change, result))
+            self._queue.put_nowait((app, change, result))
         except queue.Full:
             remedy = "report again later, with the latest state"
             raise RequestError(503, "too many changes are queued", "server", MAX_QUEUED, remedy) from None
         return await result
 
-    def history(self, stage: str, since_us: int, points: int) -> list[HistoryPoint]:
+    def history(self, app: str, stage: str, since_us: int, points: int) -> list[HistoryPoint]:
         """The history of a stage since a time, about ``points`` points. Any thread may call it."""
-        return self._store.history(stage, since_us, points)
+        return self._store.history(stored_name(app, stage), since_us, points)
 
-    async def wait_until(self, condition: Callable[[Snapshot], bool], seconds: float) -> Snapshot:
-        """Wait until ``condition`` is true, or the time is over; returns the last snapshot."""
+    async def wait_until(self, app: str, condition: Callable[[Snapshot], bool], seconds: float) -> Snapshot:
+        """Wait until ``condition`` is true of an application, or the time is over; the last snapshot."""
         deadline = time.monotonic() + seconds
         while True:
             low_moved = self._low_moved  # taken before the snapshot, so that no move is missed
-            snapshot = self.snapshot()
+            snapshot = self.snapshot(app)
             left = deadline - time.monotonic()
             if condition(snapshot) or left <= 0:
                 return snapshot
@@ -147,7 +164,7 @@ class TableWriter:
                 log.exception("unexpected error; the table is read from the store again")
                 self.errors = [f"{type(error).__name__}: {error}; unexpected: please report it"]
             finally:
-                self._snapshot = None
+                self._snapshots = None
                 self._refuse_queued()
 
     def _wait_for_lease(self) -> bool:
@@ -167,21 +184,27 @@ class TableWriter:
 
     def _write_until_stopped(self) -> None:
         self.epoch, self.active_since_us = self._store.epoch, time.time_ns() // 1_000
-        table = self._load()
+        tables = self._load()
         log.info("active with epoch %d", self.epoch)
         self._rosters_seen, self._next_roster_poll, self._next_history = {}, 0, 0
-        self._commit(table, [])
+        self._commit(tables, [])
         while not self._stopping.is_set():
-            self._commit(table, self._take_queued())
+            self._commit(tables, self._take_queued())
         while left := self._take_queued(wait=False):
-            self._commit(table, left)
+            self._commit(tables, left)
         self._store.release_lease()
 
-    def _load(self) -> Table:
-        stages = self.config.stages
-        stored = {name: self._store.load(name) for name in stages}
-        lows = {name: stage.lows for name, stage in stored.items()}
-        table = Table(stages, lows, self.config.server.max_origins)
+    def _load(self) -> dict[str, Table]:
+        tables: dict[str, Table] = {}
+        for app, stages in self.config.topologies.items():
+            stored = {name: self._store.load(stored_name(app, name)) for name in stages}
+            lows = {name: stage.lows for name, stage in stored.items()}
+            tables[app] = Table(stages, lows, self.config.server.max_origins, tables)
+            self._restore(tables[app], stored)
+        return tables
+
+    @staticmethod
+    def _restore(table: Table, stored: Mapping[str, StoredStage]) -> None:
         for name, stage in stored.items():
             row = table.rows[name]
             row.restore(stage.origins, stage.partitions)
@@ -189,7 +212,6 @@ class TableWriter:
             row.moved_us = stage.moved_us
             if isinstance(row.config.roster, list):
                 row.declare(row.config.roster)
-        return table
 
     def _take_queued(self, wait: bool = True) -> list[_Queued]:
         group: list[_Queued] = []
@@ -201,48 +223,53 @@ class TableWriter:
             pass
         return group
 
-    def _commit(self, table: Table, group: list[_Queued]) -> None:
+    def _commit(self, tables: Mapping[str, Table], group: list[_Queued]) -> None:
         """Run the changes, write them, publish a snapshot, and only then return their results."""
         started, now_us = time.monotonic(), time.time_ns() // 1_000
         results: list[Any] = []
         try:
             with self._store.transaction():
-                for change, _ in group:
+                for app, change, _ in group:
                     try:
-                        results.append(change(table, now_us))
+                        results.append(change(tables[app], now_us))
                     except RequestError as error:
                         results.append(error)
                 if now_us >= self._next_roster_poll:
                     self._next_roster_poll = now_us + ROSTER_POLL_US
-                    self._read_changed_rosters(table)
-                table.settle(now_us)
-                self._store.write(table.take_changes())
+                    self._read_changed_rosters(tables)
+                for table in tables.values():
+                    table.settle(now_us)
+                self._store.write(_all_stages(tables, Table.take_changes))
                 if now_us >= self._next_history:
                     self._next_history = now_us + HISTORY_INTERVAL_US
-                    points = table.history_points()
+                    points = _all_stages(tables, Table.history_points)
                     self._store.add_history(now_us, points, self.config.server.history)
         except BaseException:
-            for _, future in group:
+            for _, _, future in group:
                 self._call_in_loop(_resolve, future, _standby_error())
             raise
         self._lease_until = started + self._lease_s
-        before, self._snapshot = self._snapshot, table.snapshot(now_us)
+        before = self._snapshots
+        self._snapshots = {app: table.snapshot(now_us) for app, table in tables.items()}
         low_moved = before is None or any(
-            before.stages[name].lows != stage.lows for name, stage in self._snapshot.stages.items()
+            before[app].stages[name].lows != stage.lows
+            for app, snapshot in self._snapshots.items()
+            for name, stage in snapshot.stages.items()
         )
         self._call_in_loop(self._return_results, group, results, low_moved)
 
-    def _read_changed_rosters(self, table: Table) -> None:
+    def _read_changed_rosters(self, tables: Mapping[str, Table]) -> None:
         """Apply rosters that changed. If one can't be used, the origins stay as they are."""
-        for name, row in table.rows.items():
+        rows = [(app, name, row) for app, table in tables.items() for name, row in table.rows.items()]
+        for app, name, row in rows:
             if not isinstance(row.config.roster, str):
                 continue
             before = row.errors
             try:
-                origins = self._changed_roster(name, row.config.roster)
+                origins = self._changed_roster(stored_name(app, name), row.config.roster)
                 if origins is not None:
                     row.errors = ()
-                    table.check_max_origins(
+                    tables[app].check_max_origins(
                         sum(origin not in row.roster for origin in origins), row.config.roster
                     )
                     added, removed = row.declare(origins)
@@ -284,15 +311,24 @@ class TableWriter:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _return_results(self, group: list[_Queued], results: list[Any], low_moved: bool) -> None:
-        for (_, future), result in zip(group, results, strict=True):
+        for (_, _, future), result in zip(group, results, strict=True):
             _resolve(future, result)
         if low_moved:
             waiting, self._low_moved = self._low_moved, asyncio.Event()
             waiting.set()
 
     def _refuse_queued(self) -> None:
-        for _, future in self._take_queued(wait=False):
+        for _, _, future in self._take_queued(wait=False):
             self._call_in_loop(_resolve, future, _standby_error())
+
+
+def _all_stages(
+    tables: Mapping[str, Table], of: Callable[[Table], Mapping[str, _Value]]
+) -> dict[str, _Value]:
+    """What ``of`` gives for each stage of each application, by stored name."""
+    return {
+        stored_name(app, stage): value for app, table in tables.items() for stage, value in of(table).items()
+    }
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:

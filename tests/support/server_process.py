@@ -89,11 +89,13 @@ class ServerProcess:
         *,
         session: int = 1,
         sequence: int = 1,
+        app: str | None = None,
         **fields: Any,
     ) -> Any:
         """Report one partition; returns the response."""
         report = {"stage": stage, "origins": dict(origins or {}), **fields}
         body = {"session": session, "sequence": sequence, "reports": [report]}
+        body |= {"app": app} if app else {}
         response = self._retry(lambda: self.http.post("/v1/report", json=body))
         assert response.status_code == 200, response.text
         return response.json()
@@ -105,9 +107,10 @@ class ServerProcess:
             time.sleep(0.1)
         return response
 
-    def low(self, stage: str) -> int | None:
+    def low(self, stage: str, app: str | None = None) -> int | None:
         """A stage's output low."""
-        low: int | None = self.get(f"/v1/stages/{stage}/low")["low"]
+        query = {"app": app} if app else {}
+        low: int | None = self.get(f"/v1/stages/{stage}/low", **query)["low"]
         return low
 
     def signal(self, number: int) -> None:

@@ -48,7 +48,8 @@ def scrape(server: ServerProcess) -> Samples:
 
 
 def of(samples: Samples, name: str, *labels: str) -> float | None:
-    return samples.get((name, frozenset(labels)))
+    app = {"default"} if name.startswith("stage_") else set()
+    return samples.get((name, frozenset(labels) | app))
 
 
 def test_the_docs_list_every_metric_with_its_type_unit_and_labels() -> None:

@@ -126,6 +126,18 @@ roster = ["x", ""]
     token, cycle = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
     assert "NO_SUCH_VARIABLE" in token
     assert "in a cycle: " in cycle
+    path.write_text('[apps.default.stages.a]\n[apps."e u".stages.a]\nupstream = ["b"]\n[apps.us]\n')
+    errors = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
+    heads = (
+        "apps.default: ", 'apps."e u": not an', 'apps.e u.stages: stage "a" reads "b"',
+        "apps.us.stages: missing; declare",
+    )  # fmt: skip
+    assert len(errors) == len(heads)
+    assert all(line.startswith(head) for line, head in zip(errors, heads, strict=True)), errors
+    path.write_text("[apps.eu]\nweb = 1\n[apps.us.stages.a]\nrooster = []")
+    one, two = runner.invoke(app, ["watermark", "serve", str(path)]).stderr.splitlines()
+    assert one.endswith("an application has stages, such as [apps.eu.stages.web]")
+    assert "apps.us.stages.a.rooster = []: no such key; a stage has upstream" in two
     path.write_text("[server]\nport = 0\n")
     assert "stages: missing" in runner.invoke(app, ["watermark", "serve", str(path)]).stderr
 

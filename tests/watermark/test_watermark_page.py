@@ -127,7 +127,7 @@ def fill(server: ServerProcess, store: Path) -> None:
 def test_the_page_shows_the_watermarks_and_the_slowest_origins(tmp_path: Path, browser: Browser) -> None:
     names = [f"host-{number:02d}" for number in range(41)]
     stages = f'[stages.web]\nroster = {json.dumps(names)}\ncompleteness = "0.97"\n'
-    stages += '[stages.orders]\nupstream = ["web"]\n[stages.empty]\n'
+    stages += '[stages.orders]\nupstream = ["web"]\n[stages.empty]\n[apps.eu.stages.only]\n'
     config = write_config(tmp_path, stages, token="hush")
     with ServerProcess(config, token="hush") as server:
         fill(server, tmp_path / "watermark.db")
@@ -178,6 +178,10 @@ def test_the_page_shows_the_watermarks_and_the_slowest_origins(tmp_path: Path, b
         assert browser.evaluate("document.title") == "Low watermarks"
         errors = [error for error in browser.errors if "401" not in error]
         assert errors == [], "the content security policy blocks nothing that the page needs"
+        assert not browser.evaluate("document.getElementById('apps').hidden")
+        browser.evaluate("app.value = 'eu'; app.dispatchEvent(new Event('change'))")
+        browser.wait_for("document.getElementById('stages').innerText.startsWith('only')")
+        assert browser.evaluate("app.value") == "eu", "it stays after the page was drawn again"
         server.kill()
         browser.wait_for("!document.getElementById('trouble').hidden")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from pydantic_settings import NoDecode
 
 from replayfilter.service.config.section import REQUIRED, Section, setting
@@ -216,6 +216,13 @@ class Watermark(Section):
         "stages.",
         [["http://127.0.0.1:8321"]],
         unit="URLs",
+    )
+    app: Annotated[str, StringConstraints(min_length=1, max_length=200)] = setting(
+        "default",
+        "The application of the service's stage: a server's applications have stages of their own. Services "
+        "of the same name report to one server as different applications.",
+        ["eu"],
+        unit="text",
     )
     token: str = setting(
         "", "The servers' token.", ["${RF_TOKEN}"], unit="text, preferably `${VARIABLE}`", repr=False

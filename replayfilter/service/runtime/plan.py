@@ -146,7 +146,8 @@ def _upstream(config: Config) -> UpstreamStages | None:
     watermark = config.watermark
     if not (watermark.enabled and watermark.servers) or watermark.origin:
         return None
-    return UpstreamStages(tuple(watermark.servers), expand(watermark.token), config.service.name)
+    servers, token = tuple(watermark.servers), expand(watermark.token)
+    return UpstreamStages(servers, token, config.service.name, watermark.app)
 
 
 def _avro(config: Config) -> AvroSpec:

@@ -81,7 +81,7 @@ def _connect_watermark(config: Config, running: ExitStack) -> WatermarkClient | 
     if not (config.watermark.enabled and config.watermark.servers):
         return None
     token = expand(config.watermark.token)
-    client = WatermarkClient(config.watermark.servers, token)
+    client = WatermarkClient(config.watermark.servers, token, app=config.watermark.app)
     running.callback(client.close)
     return client
 
