@@ -4,10 +4,12 @@
     python -m benchmarks.watermark rules                the same cases with the rule of Flink and Spark
     python -m benchmarks.watermark stall [--plot F.svg] 30% of the origins stall: ours, Spark's rule, Spark
     python -m benchmarks.watermark load                 10,000 origins report every second, server on one core
+    python -m benchmarks.watermark stores               how long one report takes, by store
 
 ``stall`` also runs the records through a real Spark query, and counts what Spark reports as dropped. ``load``
-pins the server to core 0, and its clients to the other cores. Each part prints a table; the assertions are in
-the tests.
+pins the server to core 0, and its clients to the other cores. ``stores`` sends one report after the other, in
+rounds that alternate between two servers: one with a file, one with a topic of a development broker. Each
+part prints a table; the assertions are in the tests.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from rich.table import Table
 
 from benchmarks.watermark_cases import CASES, HOUR_S, ORIGINS, Batch, Stall, replay_stall, replay_windows
 from replayfilter.core.clock.units import UNKNOWN
+from replayfilter.devbroker import DevBroker
 from tests.support.server_process import ServerProcess, write_config
 
 console = Console(width=120)
@@ -313,6 +317,41 @@ async def read_on(found: Loaded, port: int, begin: float) -> None:
             found.reads[path].append(time.monotonic() - started)
 
 
+# ---- stores ------------------------------------------------------------------------------------------
+
+
+def stores() -> None:
+    """How long one report of one origin takes, until the server has acknowledged it."""
+    rounds, reports = 5, 200
+    with ExitStack() as running:
+        broker = running.enter_context(DevBroker())
+        kafka = f'[kafka]\nbootstrap = "{broker.bootstrap}"\n'
+        stage = '[stages.web]\nroster = ["host-1"]\n'
+        servers = {}
+        for store, text in (("a file", stage), ("a topic", kafka + stage)):
+            folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+            keys = {"lease": "5s", "store": "watermark.db" if text is stage else "kafka:watermark"}
+            servers[store] = running.enter_context(ServerProcess(write_config(folder, text, **keys)))
+            for sequence in range(100):
+                servers[store].report("web", {"host-1": sequence}, sequence=sequence)
+        times: dict[str, list[float]] = {store: [] for store in servers}
+        for number in range(rounds):
+            for store, server in servers.items():
+                for each in range(reports):
+                    sequence = 1_000 + number * reports + each
+                    started = time.monotonic()
+                    server.report("web", {"host-1": sequence}, sequence=sequence)
+                    times[store].append(time.monotonic() - started)
+        for server in servers.values():
+            assert server.low("web") == 999 + rounds * reports
+    title = f"{rounds * reports:,} reports, one after the other (load average {os.getloadavg()[0]:.1f})"
+    rows = [
+        (store, quantile(each, 0.5), quantile(each, 0.99), f"{max(each) * 1e3:.1f} ms")
+        for store, each in times.items()
+    ]
+    show(title, ("store", "median", "99%", "max"), rows)
+
+
 def quantile(times: list[float], share: float) -> str:
     """A quantile as text, in ms."""
     return f"{statistics.quantiles(times, n=1000)[round(share * 1000) - 1] * 1e3:.1f} ms"
@@ -327,7 +366,7 @@ def cpu_seconds(pid: int) -> float:
 def main() -> None:
     """Run the part that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watermark")
-    parser.add_argument("part", choices=["windows", "rules", "stall", "load"])
+    parser.add_argument("part", choices=["windows", "rules", "stall", "load", "stores"])
     parser.add_argument("--plot", type=Path, help="for stall: write an SVG to this file")
     options = parser.parse_args()
     if options.part == "windows":
@@ -336,6 +375,8 @@ def main() -> None:
         rules()
     elif options.part == "stall":
         stall(options.plot)
+    elif options.part == "stores":
+        stores()
     else:
         if hasattr(os, "sched_setaffinity") and (cores := os.sched_getaffinity(0) - {0}):
             os.sched_setaffinity(0, cores)

@@ -18,6 +18,7 @@ from replayfilter.service.config.loader import config_from
 from replayfilter.service.runtime.plan import pipeline_settings_of, with_topics
 from replayfilter.service.runtime.preflight import Findings
 from replayfilter.spark.pipeline_settings import Output
+from replayfilter.watermark.client import UpstreamStages
 from tests.support.example_plan import EXAMPLE, settings_with
 
 
@@ -109,6 +110,13 @@ def test_more_partitions_change_the_outputs_their_pids_and_the_watermark() -> No
     assert raised.output_pids == {**plan.output_pids, "orders.unique": {"orders": pid}}
     assert raised.rules.watermark is not None
     assert raised.rules.watermark.partitions == {"orders": 8}
+
+
+def test_a_watermark_from_the_input_follows_the_stages_of_its_application() -> None:
+    watermark = {"enabled": True, "servers": ["http://one:8321"]}
+    plans = [settings_with(watermark=watermark), settings_with(watermark=watermark | {"app": "eu"})]
+    followed = [UpstreamStages(("http://one:8321",), "", "orders", app) for app in ("default", "eu")]
+    assert [plan.upstream for plan in plans] == followed
 
 
 def test_a_plan_needs_a_preflight_without_errors() -> None:
