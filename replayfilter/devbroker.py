@@ -99,6 +99,7 @@ class DevBroker:
 
     def __init__(self, port: int = 0, data: Path | None = None) -> None:
         self._port, self._controller = port or free_port(), free_port()
+        self._cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         self._temporary = data is None
         self.folder = (
             data or Path(tempfile.gettempdir(), f"replayfilter-broker-{uuid.uuid4().hex}")
@@ -202,8 +203,7 @@ class DevBroker:
         return self.folder / "broker.log"
 
     def _format(self, kafka: list[str], server: Path) -> None:
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        arguments = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "--config", str(server)]
+        arguments = ["kafka.tools.StorageTool", "format", "-t", self._cluster_id, "--config", str(server)]
         ended = subprocess.run(
             kafka + arguments,
             stdin=subprocess.DEVNULL,

@@ -12,9 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -34,6 +36,7 @@ from replayfilter.kafka.offsets import PENDING, Committed, GroupOffsets
 ANSWER_LIMIT_S = 10.0  # a cluster that is up answers in milliseconds; longer only keeps the user waiting
 BROKER_DEFAULT = -1  # the replication factor that the broker is configured with
 LEADER_POLL_S = 0.02  # a new topic has its leaders after about 50 ms
+LEADER_ANSWER_LIMIT_S = 3.0  # before it is asked again who leads
 LEADER_LIMIT_S = 60.0  # with thousands of new partitions on a busy broker it takes more than 10 s
 
 _UNREACHABLE = {
@@ -53,6 +56,8 @@ _NO_LEADER = {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._NOENT,  # of librdkafka, if no partition that is asked for has a leader
 }
+
+_LEADER_MOVES = _NO_LEADER | {KafkaError._TIMED_OUT}
 
 _OPEN_TRANSACTION = (
     "the offsets of group {group!r} can't be read yet, since a transaction that moves them is open, perhaps "
@@ -272,35 +277,55 @@ class Cluster:
         partitions: Iterable[InputPartition],
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-        leader_limit: float | None = None,
+        *,
+        new: bool = False,
     ) -> dict[InputPartition, int]:
         missing = {TopicPartition(topic, number): spec for topic, number in partitions}
         found: dict[InputPartition, int] = {}
-        deadline = time.monotonic() + (leader_limit or self._limit)
+        deadline = time.monotonic() + (LEADER_LIMIT_S if new else self._limit)
+        passing = _LEADER_MOVES | {KafkaError.UNKNOWN_TOPIC_OR_PART} if new else _LEADER_MOVES
         while missing:
             futures = self._admin.list_offsets(
-                missing, isolation_level=isolation, request_timeout=self._limit
+                missing, isolation_level=isolation, request_timeout=min(self._limit, LEADER_ANSWER_LIMIT_S)
             )
             for at, future in futures.items():
                 question = f"the offsets of partition {at.partition} of topic {at.topic!r}"
                 try:
-                    found[at.topic, at.partition] = self._answer(future, question).offset
+                    found[at.topic, at.partition] = self._known(
+                        self._answer(future, question).offset, question
+                    )
                 except BrokerError as error:
-                    if _code(error) not in _NO_LEADER or time.monotonic() > deadline:
+                    if _code(error) not in passing or time.monotonic() > deadline:
                         raise
                 else:
                     del missing[at]
             if missing:
                 time.sleep(LEADER_POLL_S)
+                self._refresh_leaders()
         return found
 
+    def _known(self, offset: int, question: str) -> int:
+        """The offset. librdkafka shows no error if a leader's connection has ended before it answered."""
+        if offset == OFFSET_INVALID:
+            reason = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+            raise _broker_error(reason, self.bootstrap, question) from KafkaException(reason)
+        return offset
+
+    def _refresh_leaders(self) -> None:
+        """Ask for the leaders. Without that, the client would ask a broker again that leads no more."""
+        with suppress(KafkaException):
+            self._admin.list_topics(timeout=LEADER_ANSWER_LIMIT_S)
+
     def _await_leaders(self, names: list[str]) -> None:
-        """Wait until new topics have leaders: a topic exists a little before it can be written to."""
+        """Wait until new topics have leaders: a topic exists a little before it can be written to.
+
+        Brokers learn of a new topic one after another, so one may know it and the next one not yet.
+        """
         deadline = time.monotonic() + self._limit
         while len(made := self.topics(names)) < len(names) and time.monotonic() < deadline:
             time.sleep(LEADER_POLL_S)
         partitions = [(name, number) for name, topic in made.items() for number in range(topic.partitions)]
-        self._offsets(partitions, _LATEST, leader_limit=LEADER_LIMIT_S)
+        self._offsets(partitions, _LATEST, new=True)
 
     def _answer(self, future: Future[_Answer], question: str) -> _Answer:
         try:
