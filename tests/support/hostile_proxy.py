@@ -34,7 +34,7 @@ class HostileProxy:
         """Let nothing pass from now on."""
         self._passes.clear()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Let everything pass again, at full speed, with what was held back meanwhile."""
         self.delay_s = 0.0
         self._passes.set()
@@ -57,7 +57,7 @@ class HostileProxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # closing alone doesn't wake up accept()
         self._listener.close()
-        self.mend()
+        self.restore()
         self.reset_connections()
 
     def _accept(self) -> None:

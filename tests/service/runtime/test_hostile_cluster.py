@@ -86,7 +86,7 @@ class Faults:
             proxy.cut()
         time.sleep(NETWORK_SECONDS)
         for proxy in proxies:
-            proxy.mend()
+            proxy.restore()
 
     def _reset(self) -> None:
         for _ in range(int(NETWORK_SECONDS)):
@@ -99,7 +99,7 @@ class Faults:
             proxy.delay_s = 0.15
         time.sleep(NETWORK_SECONDS)
         for proxy in self._cluster.proxies:
-            proxy.mend()
+            proxy.restore()
 
 
 @pytest.mark.timeout(900)
