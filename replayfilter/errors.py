@@ -5,7 +5,9 @@
     ├── StampError         a stamp, pid or producer setting that would break replay filtering
     ├── BrokerError        Kafka can't be reached, or refuses a request
     ├── CheckpointError    the checkpoint can't be used: other shards, other keys, or lost offsets
+    │   └── CheckpointDamaged a file in it was cut short or changed (exit code 5)
     ├── StorageError       the checkpoint's file system, or a file sink's folder, can't be used
+    │   └── DiskFull       no room is left for the checkpoint or for temporary files
     ├── RegistryError      the schema registry can't be reached, or refuses a request
     │   └── UnknownSchemas it does not know the ids of some schemas
     ├── DeliveryError      a lane can't deliver its part of a batch, or a producer its records
@@ -65,8 +67,16 @@ class CheckpointError(ReplayfilterError):
     """The checkpoint can't be used."""
 
 
+class CheckpointDamaged(CheckpointError):
+    """A file of the checkpoint is gone, was cut short or has other bytes; no other attempt repairs that."""
+
+
 class StorageError(ReplayfilterError):
     """The file system of the checkpoint or of a file sink can't be reached, or refuses a request."""
+
+
+class DiskFull(StorageError):
+    """No room is left on the disk of the checkpoint or of temporary files."""
 
 
 class DeliveryError(ReplayfilterError):

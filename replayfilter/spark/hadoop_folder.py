@@ -14,7 +14,9 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 
 from replayfilter.errors import StorageError
+from replayfilter.spark.checkpoint_damage import damage
 from replayfilter.spark.failures import jvm_errors
+from replayfilter.spark.full_disk import full_disk
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 
@@ -94,7 +96,7 @@ class HadoopFolder:
 def storage_errors(url: str) -> Iterator[None]:
     """Raise what Java throws as StorageError in one sentence, and FileNotFoundError for a missing file.
 
-    Raises SparkLost if the JVM has ended.
+    Raises CheckpointDamaged for a file with the wrong content, DiskFull, and SparkLost if the JVM has ended.
     """
     try:
         with jvm_errors():
@@ -103,6 +105,8 @@ def storage_errors(url: str) -> Iterator[None]:
         thrown = [error.java_exception]
         if thrown[0].getClass().getName() == "java.io.FileNotFoundException":
             raise FileNotFoundError(str(thrown[0].getMessage())) from None
+        if (known := full_disk(thrown[0], url) or damage(thrown[0], url)) is not None:
+            raise known from None
         while thrown[-1].getCause() is not None:
             thrown.append(thrown[-1].getCause())
         kinds = [each.getClass().getSimpleName() for each in thrown]

@@ -14,13 +14,15 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import ServiceReplaced, UnknownSchemas
+from replayfilter.errors import ReplayfilterError, ServiceReplaced, UnknownSchemas
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
+from replayfilter.spark.checkpoint_damage import damage
 from replayfilter.spark.counts import records_in, total
 from replayfilter.spark.failures import explain, jvm_errors
 from replayfilter.spark.first_offsets import as_member
+from replayfilter.spark.full_disk import full_disk, full_disk_errors
 from replayfilter.spark.hadoop_folder import storage_errors
 from replayfilter.spark.pipeline import OBSERVED, ROWS, build_pipeline
 from replayfilter.spark.pipeline_settings import PipelineSettings
@@ -109,14 +111,14 @@ class Service:
         """Start the query and return as soon as it runs. ``once``: process what is there now, then end.
 
         Raises MissingDependency without Java or jars, BrokerError if no broker answers, ServiceReplaced if
-        another service of this name has started, StorageError if the checkpoint can't be reached, and
-        SparkLost if the JVM has ended.
+        another service of this name has started, StorageError if the checkpoint can't be reached,
+        CheckpointDamaged if it can't be read, DiskFull, and SparkLost if the JVM has ended.
         """
         self.restart_requested, self.last_response_at = False, time.time()
         while self._changes:
             self._settings = self._changes.pop(0)(self._settings)
         settings, self._only_one_batch = self._settings, False
-        with jvm_errors():
+        with jvm_errors(), full_disk_errors(settings.checkpoint):
             if self._begun is not None:
                 settings, self._only_one_batch = self._begun.settings_for_start(self._settings)
             limit = min(self._limit, batch_limit(settings))
@@ -146,6 +148,7 @@ class Service:
     def await_end(self) -> None:
         """Block until the query has ended. If it failed, raises a ReplayfilterError that says why.
 
+        That is CheckpointDamaged or DiskFull if a file of the checkpoint or a full disk is to blame.
         Raises SparkLost if the JVM has ended; this process can't start the query again then.
         """
         with jvm_errors():
@@ -169,6 +172,9 @@ class Service:
         except StreamingQueryException as error:
             self._report(query)
             reason = explain(str(error))
+            if type(reason) is ReplayfilterError:  # none of ours
+                thrown, checkpoint = error._origin, self._settings.checkpoint  # type: ignore[attr-defined]
+                reason = full_disk(thrown, checkpoint) or damage(thrown, checkpoint) or reason
             if isinstance(reason, ServiceReplaced) and self._membership is not None:
                 self._membership.ask()
                 self.restart_requested = True

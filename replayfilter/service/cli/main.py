@@ -1,7 +1,8 @@
 """The ``replayfilter`` command. docs/reference/cli.md describes it.
 
 Exit codes: 0 success, 1 failed at run time, 2 wrong usage or config, 4 replaced by another service of the
-same name. Commands that need Spark or Kafka import them when they run, so that ``check`` is fast.
+same name, 5 the checkpoint is damaged. Commands that need Spark or Kafka import them when they run, so that
+``check`` is fast.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from replayfilter.errors import ConfigError, ReplayfilterError, ServiceReplaced
+from replayfilter.errors import CheckpointDamaged, ConfigError, ReplayfilterError, ServiceReplaced
 from replayfilter.service.cli import (
     demo_commands,
     inspect_commands,
@@ -21,7 +22,15 @@ from replayfilter.service.cli import (
     stamp_commands,
     transaction_commands,
 )
-from replayfilter.service.cli.terminal import FAILED, PRINT_ERRORS, REPLACED, USAGE, print_errors, wants_debug
+from replayfilter.service.cli.terminal import (
+    DAMAGED,
+    FAILED,
+    PRINT_ERRORS,
+    REPLACED,
+    USAGE,
+    print_errors,
+    wants_debug,
+)
 from replayfilter.watermark.commands import app as watermark
 
 
@@ -73,6 +82,8 @@ def main() -> None:
 def _exit_code(error: Exception) -> int:
     if isinstance(error, ConfigError):
         return USAGE
+    if isinstance(error, CheckpointDamaged):
+        return DAMAGED
     return REPLACED if isinstance(error, ServiceReplaced) else FAILED
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from replayfilter.errors import ConfigError
 
-FAILED, USAGE, REPLACED, INTERRUPTED = 1, 2, 4, 130  # exit codes
+FAILED, USAGE, REPLACED, DAMAGED, INTERRUPTED = 1, 2, 4, 5, 130  # exit codes
 PRINT_ERRORS = "replayfilter.print_errors"  # the key in a context's meta of a replacement for print_errors()
 _TABLE_WIDTH = 140
 

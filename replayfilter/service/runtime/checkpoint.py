@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 from replayfilter.core.clock.clocks import Clock
 from replayfilter.core.input_partition import InputPartition
 from replayfilter.core.rules import Match, Scope
-from replayfilter.errors import CheckpointError, SparkLost, StorageError
+from replayfilter.errors import CheckpointDamaged, CheckpointError, SparkLost, StorageError
 from replayfilter.service.config.model import Config
 from replayfilter.service.monitor.poller import Poller
 from replayfilter.settings.value_types import HADOOP_SCHEMES
@@ -220,14 +221,14 @@ class SparkProgress:
 def spark_progress(checkpoint: CheckpointFolder) -> SparkProgress | None:
     """How far the last finished batch goes, from Spark's own logs; None if no batch is finished.
 
-    Raises CheckpointError if they are damaged.
+    Raises CheckpointDamaged if they are damaged.
     """
     finished = [int(name) for name in checkpoint.names(f"{SPARK}/commits") if name.isdecimal()]
     return progress_to(checkpoint, max(finished)) if finished else None
 
 
 def progress_to(checkpoint: CheckpointFolder, last: int) -> SparkProgress:
-    """How far a batch goes. Raises CheckpointError if Spark's logs are damaged."""
+    """How far a batch goes. Raises CheckpointDamaged if Spark's logs are damaged."""
     try:
         end = _batch_end(checkpoint.read(f"{SPARK}/offsets/{last}"))
         start = dict(end.began)
@@ -235,7 +236,7 @@ def progress_to(checkpoint: CheckpointFolder, last: int) -> SparkProgress:
             start |= _batch_end(first).ends
         return SparkProgress(start, dict(end.ends))
     except ValueError as error:
-        raise CheckpointError(
+        raise CheckpointDamaged(
             f"Spark's checkpoint is damaged (batch {last}: {error}); restore it, or set a new "
             f"service.checkpoint and fill it with: {_REBUILD}"
         ) from None
@@ -378,7 +379,9 @@ def _acquire(descriptor: int, timeout: float) -> bool:
 
 def unwritable(folder: Path | None, error: OSError) -> str:
     """The message for a checkpoint that can't be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "make room on its disk" if full else "grant this user write permission"
     return (
         f"service.checkpoint = {folder}: can't be written ({error.strerror or error}); "
-        "grant this user write permission, or set another folder"
+        f"{remedy}, or set another folder"
     )

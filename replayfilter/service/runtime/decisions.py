@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from replayfilter.errors import CheckpointError, RegistryError
+from replayfilter.errors import CheckpointDamaged, CheckpointError, RegistryError
 from replayfilter.formats import KeySpec
 from replayfilter.formats.schema_header import shown_id
 from replayfilter.formats.spec import MAX_UNKNOWN
@@ -113,7 +113,7 @@ class RecordedDecisions:
                 )
             return dict(values["decisions"]), int(values["first_batch"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{DECISIONS} in the checkpoint is damaged ({error}): {remedy}") from None
+            raise CheckpointDamaged(f"{DECISIONS} in the checkpoint is damaged ({error}): {remedy}") from None
 
     def _write(self, decisions: Decisions, first_batch: int) -> None:
         values = {"version": FORMAT, "first_batch": first_batch, "decisions": decisions}

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import BrokerError, CheckpointError, StorageError
+from replayfilter.errors import BrokerError, CheckpointDamaged, CheckpointError, StorageError
 from replayfilter.kafka.admin import Cluster, Topic
 from replayfilter.kafka.client_settings import Settings, client_settings
 from replayfilter.kafka.offsets import FIRST
@@ -64,7 +64,7 @@ def inspect(config: Config, from_committed: bool, uncommitted: str | None = None
     continue then in partitions that have none, "earliest" or "latest".
 
     Finds as many problems as possible in one go. A step that depends on an earlier one is left out if that
-    one found errors.
+    one found errors. Raises CheckpointDamaged, the last of all, if Spark's logs can't be read.
     """
     errors: list[str] = []
     warnings: list[str] = []
@@ -118,6 +118,8 @@ def inspect(config: Config, from_committed: bool, uncommitted: str | None = None
             unknown = [partition for partition in inputs if partition not in committed]
             chosen = _begin_of_unknown(config, cluster, unknown, uncommitted, errors) if delivered else {}
             starting = offsets_by_topic(committed | chosen)
+    except CheckpointDamaged:
+        raise
     except (BrokerError, CheckpointError, StorageError) as error:
         errors.append(str(error))
     return Findings(errors, warnings, identity, topics, starting)

@@ -1,9 +1,9 @@
 """Running the query until it ends, fails for good or is asked to stop.
 
 A failed query is started again from its checkpoint: after one second, then two, four, and up to 30. While no
-broker answers, this goes on without a limit. Any other error is retried up to :data:`TRIES` times; a finished
-batch resets the count. An error that a retry can't fix (config, checkpoint, lost data, too many sources,
-another service of this name) ends the service at once.
+broker answers or a disk is full, this goes on without a limit. Any other error is retried up to :data:`TRIES`
+times; a finished batch resets the count. An error that a retry can't fix (config, checkpoint, lost data, too
+many sources, another service of this name) ends the service at once.
 
 On the first SIGTERM or SIGINT the current batch may finish, but for no longer than :data:`STOP_SECONDS`. A
 second signal ends the process at once. Neither loses anything: the next start repeats what was not committed.
@@ -24,6 +24,7 @@ from replayfilter.errors import (
     BrokerError,
     CheckpointError,
     ConfigError,
+    DiskFull,
     MissingDependency,
     ReplayfilterError,
     ServiceReplaced,
@@ -118,8 +119,8 @@ class Supervisor:
     def run(self, once: bool) -> None:
         """Run until the query has ended, or has finished its batch after a signal.
 
-        ``once``: end when all records that are there now are processed. An unreachable broker then counts as
-        a failed try, too. Raises the error that ended the query for good.
+        ``once``: end when all records that are there now are processed. An unreachable broker or a full disk
+        then counts as a failed try, too. Raises the error that ended the query for good.
         """
         self._once = once
         try:
@@ -183,14 +184,15 @@ class Supervisor:
             return False
         if not isinstance(error, ReplayfilterError):
             return False
-        return self._waits_for_broker(error) or self._tries < TRIES
+        return self._waits(error) or self._tries < TRIES
 
-    def _waits_for_broker(self, error: BaseException | None) -> bool:
-        return isinstance(error, BrokerError) and not self._once
+    def _waits(self, error: BaseException | None) -> bool:
+        """Whether to wait for a broker, or for room on a disk: another process would have to wait, too."""
+        return isinstance(error, (BrokerError, DiskFull)) and not self._once
 
     def _count_and_warn(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        self._tries += not self._waits_for_broker(error)
+        self._tries += not self._waits(error)
         self._report_retry(error, state.upcoming_sleep)
 
     def _report_retry(self, error: BaseException | None, seconds: float = 0.0) -> None:

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import replayfilter
+from replayfilter.errors import CheckpointDamaged, CheckpointError, ConfigError, ServiceReplaced
 from replayfilter.service.cli import run_commands
 from replayfilter.service.cli.main import app
 from replayfilter.service.runtime.checkpoint import LOCK, LOCK_SECONDS, locked
@@ -118,6 +119,26 @@ def test_the_broker_listens_where_the_examples_look_for_it() -> None:
 def test_version() -> None:
     result = runner.invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"replayfilter {replayfilter.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError(["it is wrong"]), 2),
+        (CheckpointError("it is in use"), 1),
+        (ServiceReplaced("another has started"), 4),
+        (CheckpointDamaged("a file is cut"), 5),
+    ],
+)
+def test_what_ends_a_command_has_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_commands, "load", fail)
+    result = runner.invoke(app, ["check", "x"])
+    assert (result.exit_code, result.stderr) == (code, f"{error}\n")
 
 
 def test_an_unexpected_error_is_one_line_without_debug(monkeypatch: pytest.MonkeyPatch) -> None:

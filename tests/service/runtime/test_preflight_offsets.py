@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from replayfilter.errors import CheckpointDamaged
 from replayfilter.kafka.lanes import Lanes
 from replayfilter.kafka.offsets import FIRST
 from replayfilter.kafka.transactions import LaneStats, send_offsets
@@ -24,6 +25,15 @@ def test_a_lost_checkpoint_needs_from_committed(deployment: Deployment) -> None:
     assert "--from-committed" in error
     decided = deployment.inspect(from_committed=True)
     assert (decided.errors, decided.starting) == ([], {deployment.name: {0: 0, 1: 3}})
+
+
+@pytest.mark.parametrize("content", ["", "v1\n{", "v1\nnothing"])
+def test_a_damaged_offset_log_has_an_error_of_its_own(deployment: Deployment, content: str) -> None:
+    deployment.create()
+    deployment.started({0: 0, 1: 0})
+    (deployment.folder / "spark/offsets/0").write_text(content)
+    with pytest.raises(CheckpointDamaged, match="replayfilter rebuild CONFIG"):
+        deployment.inspect()
 
 
 def test_from_committed_has_no_effect_if_there_is_a_checkpoint(deployment: Deployment) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from replayfilter.errors import (
     BrokerError,
+    CheckpointDamaged,
     CheckpointError,
     ConfigError,
     DeliveryError,
+    DiskFull,
     MissingDependency,
     ReplayfilterError,
     ServiceReplaced,
@@ -78,6 +80,7 @@ def supervised(
 
 
 LOST_LANE = DeliveryError("lane orders-3 is lost")
+FULL_DISK = DiskFull("no room is left on a disk")
 NO_BROKER = BrokerError("no Kafka broker answered")
 
 
@@ -106,14 +109,16 @@ def test_a_finished_batch_resets_the_count_of_tries(signals: StopSignals) -> Non
     assert status.batches == 4
 
 
-def test_retries_are_not_limited_while_no_broker_answers(signals: StopSignals) -> None:
-    query, _, _ = supervised(signals, [(0, LOST_LANE), *[(0, NO_BROKER)] * 40, (1, None)])
+@pytest.mark.parametrize("error", [NO_BROKER, FULL_DISK])
+def test_retries_are_not_limited_without_a_broker_or_room(signals: StopSignals, error: Exception) -> None:
+    query, _, _ = supervised(signals, [(0, LOST_LANE), *[(0, error)] * 40, (1, None)])
     assert query.starts == 42
 
 
-def test_once_does_not_wait_forever_for_a_broker(signals: StopSignals) -> None:
-    with pytest.raises(BrokerError):
-        supervised(signals, [(0, NO_BROKER)] * 50, once=True)
+@pytest.mark.parametrize("error", [NO_BROKER, FULL_DISK])
+def test_once_does_not_wait_forever(signals: StopSignals, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        supervised(signals, [(0, error)] * 50, once=True)
     assert supervised.last[0].starts <= TRIES + 1  # type: ignore[attr-defined]
 
 
@@ -122,6 +127,7 @@ def test_once_does_not_wait_forever_for_a_broker(signals: StopSignals) -> None:
     [
         ConfigError(["dedup.key: missing"]),
         CheckpointError("Kafka no longer holds records"),
+        CheckpointDamaged("a file of the checkpoint is damaged"),
         MissingDependency("no Java"),
         ServiceReplaced("another one has started"),
         SparkLost("the JVM is gone"),
