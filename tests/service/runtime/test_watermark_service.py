@@ -45,6 +45,7 @@ time = "ts"
 roster = ["a", "b", "c"]
 idle = "{folder}/idle.txt"
 servers = ["{server}"]
+app = "eu"
 [output]
 unique = "{name}.unique"
 duplicate = "{name}.duplicate"
@@ -86,14 +87,14 @@ def test_the_service_reports_laggards_and_applies_a_changed_file(bootstrap: str,
     )
     idle, port = tmp_path / "idle.txt", free_port()
     idle.write_text("")
-    with ServerProcess(write_config(tmp_path, f"[stages.{NAME}]")) as server:
+    with ServerProcess(write_config(tmp_path, f"[stages.{NAME}]\n[apps.eu.stages.{NAME}]")) as server:
         config = tmp_path / "service.toml"
         config.write_text(
             CONFIG.format(name=NAME, folder=tmp_path, bootstrap=bootstrap, server=server.url, port=port)
         )
 
         def stage() -> Any:
-            return server.get(f"/v1/stages/{NAME}")
+            return server.get(f"/v1/stages/{NAME}", app="eu")
 
         def status() -> Any:
             with contextlib.suppress(httpx.TransportError):
@@ -124,6 +125,7 @@ def test_the_service_reports_laggards_and_applies_a_changed_file(bootstrap: str,
             service.await_change(lambda: stage()["output_low"] == (START_MS + 19_000) * 1_000, every=0.2)
             assert stage()["held"]["names"] == ["b"]
             assert stage()["held"]["behind_us"] == 1_000_000
+            assert server.get(f"/v1/stages/{NAME}")["partitions"] == [], "it is another application's"
             assert service.process.pid == pid
             assert status()["laggards"]["origins"]["idle"] == 1
             assert status()["retries"] == 0
