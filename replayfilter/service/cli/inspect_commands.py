@@ -37,7 +37,7 @@ def verify(path: ConfigFile) -> None:
     """Check in Kafka that each input record is in exactly one output, unchanged and in order."""
     from replayfilter.service.tools.verify import verify as verify_outputs
 
-    if not verify_outputs(load(path), Console()):
+    if not verify_outputs(load(path), wide_console()):
         raise typer.Exit(FAILED)
 
 

@@ -44,7 +44,7 @@ def wants_debug(context: Any) -> bool:
 
 
 def wide_console() -> Console:
-    """A console that is wide enough for a table with pids, even if the terminal is not."""
+    """A console that is wide enough for a table, even if the terminal is not."""
     console = Console()
     return console if console.width >= _TABLE_WIDTH else Console(width=_TABLE_WIDTH)
 

@@ -132,7 +132,7 @@ def _held_back_by(laggards: dict[str, Any] | None) -> str:
 
 def _lag(status: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("partition")
+    table.add_column("partition", overflow="fold")
     for name in ("next", "end", "waiting", "since", "held back"):
         table.add_column(name, justify="right")
     lags = sorted(status["lag"], key=lambda lag: -lag["records"] - lag["held_back"])

@@ -346,7 +346,7 @@ def as_table(report: Report, outputs: list[str]) -> Table:
         delivered = [partition.delivered[key] for key in outputs]
         rows.append([len(partition.offsets), *delivered, partition.replays, partition.undecidable])
     sums = [sum(column) for column in zip(*rows, strict=True)] if rows else []
-    table.add_column("partition", "all")
+    table.add_column("partition", "all", overflow="fold")
     heads = ["input", *(key.split(".")[1] if key != "replay.topic" else key for key in outputs)]
     for head, total in zip([*heads, "replays dropped", "undecidable"], sums, strict=False):
         table.add_column(head, f"{total:,}", justify="right")
