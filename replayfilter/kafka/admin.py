@@ -35,7 +35,8 @@ from replayfilter.kafka.offsets import PENDING, Committed, GroupOffsets
 
 ANSWER_LIMIT_S = 10.0  # a cluster that is up answers in milliseconds; longer only keeps the user waiting
 BROKER_DEFAULT = -1  # the replication factor that the broker is configured with
-LEADER_POLL_S = 0.02  # a new topic has its leaders after about 50 ms
+LEADER_POLL_S = 0.02  # at first: a new topic has its leaders after about 50 ms
+SLOWEST_LEADER_POLL_S = 1.0  # later, since it asks for the metadata of all topics
 LEADER_ANSWER_LIMIT_S = 3.0  # before it is asked again who leads
 LEADER_LIMIT_S = 60.0  # with thousands of new partitions on a busy broker it takes more than 10 s
 
@@ -282,7 +283,7 @@ class Cluster:
     ) -> dict[InputPartition, int]:
         missing = {TopicPartition(topic, number): spec for topic, number in partitions}
         found: dict[InputPartition, int] = {}
-        deadline = time.monotonic() + (LEADER_LIMIT_S if new else self._limit)
+        deadline, pause = time.monotonic() + (LEADER_LIMIT_S if new else self._limit), LEADER_POLL_S
         passing = _LEADER_MOVES | {KafkaError.UNKNOWN_TOPIC_OR_PART} if new else _LEADER_MOVES
         while missing:
             futures = self._admin.list_offsets(
@@ -300,7 +301,8 @@ class Cluster:
                 else:
                     del missing[at]
             if missing:
-                time.sleep(LEADER_POLL_S)
+                time.sleep(pause)
+                pause = min(2 * pause, SLOWEST_LEADER_POLL_S)
                 self._refresh_leaders()
         return found
 
