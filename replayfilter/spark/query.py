@@ -14,7 +14,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from replayfilter.core.input_partition import InputPartition
-from replayfilter.errors import ReplayfilterError, ServiceReplaced, UnknownSchemas
+from replayfilter.errors import CheckpointDamaged, ReplayfilterError, ServiceReplaced, UnknownSchemas
 from replayfilter.kafka.admin import Cluster
 from replayfilter.kafka.membership import Membership
 from replayfilter.spark.batch_size import batch_limit
@@ -175,9 +175,9 @@ class Service:
             if type(reason) is ReplayfilterError:  # none of ours
                 thrown, checkpoint = error._origin, self._settings.checkpoint  # type: ignore[attr-defined]
                 reason = full_disk(thrown, checkpoint) or damage(thrown, checkpoint) or reason
-            if isinstance(reason, ServiceReplaced) and self._membership is not None:
-                self._membership.ask()
-                self.restart_requested = True
+            if isinstance(reason, (ServiceReplaced, CheckpointDamaged)) and self._membership is not None:
+                self._membership.ask()  # the service that has replaced this one removes files, too
+                self.restart_requested |= isinstance(reason, ServiceReplaced)
             self._check_membership(query)
             if self.restart_requested:
                 return
