@@ -36,7 +36,7 @@ def main() -> None:
     import pyspark.daemon
     import pyspark.sql.pandas.serializers
 
-    from replayfilter.spark import deliver, route, source  # noqa: F401
+    from replayfilter.spark import deliver, router, source  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -174,6 +174,9 @@ class SimAdmin:
     def poll(self, seconds: float) -> int:
         return 0
 
+    def list_topics(self, timeout: float) -> None:
+        request("leaders", lambda broker: None)
+
     def describe_topics(
         self, names: Any, request_timeout: float, include_authorized_operations: bool = False
     ) -> dict[str, _Answered]:

@@ -187,7 +187,7 @@ def installed() -> Iterator[None]:
     from replayfilter.client.producer import PartitionsChanged
     from replayfilter.kafka import admin, membership, offsets, standbys, transactions
     from replayfilter.service.runtime import checkpoint, preflight
-    from replayfilter.spark import first_offsets, route, source, worker
+    from replayfilter.spark import first_offsets, router, source, worker
     from tests.sim import clients, readers, spark_model
 
     clock, condition = _Time(), SimpleNamespace(Thread=_MemberThread, Condition=_Condition, Event=_Event)
@@ -210,7 +210,7 @@ def installed() -> Iterator[None]:
             (worker, "run_cache", lambda limit: _HostCache()),
             (worker, "reader", spark_model.Reader),
             (preflight, "RangeReader", spark_model.RangeReader),
-            (route, "TaskContext", spark_model.TaskContext),
+            (router, "TaskContext", spark_model.TaskContext),
         ):
             replaced.enter_context(patch.object(owner, name, substitute))
         yield

@@ -25,7 +25,7 @@ from tests.support.service_process import command_of, descendants
 
 pytestmark = pytest.mark.spark
 
-SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000)
+SETTINGS = SimpleNamespace(batch_records=1_000, batch_bytes=1_000_000, checkpoint="/no/checkpoint")
 
 
 def test_a_change_that_refuses_ends_the_service_before_spark_is_asked() -> None:
