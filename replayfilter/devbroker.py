@@ -203,7 +203,9 @@ class DevBroker:
         return self.folder / "broker.log"
 
     def _format(self, kafka: list[str], server: Path) -> None:
-        arguments = ["kafka.tools.StorageTool", "format", "-t", self._cluster_id, "--config", str(server)]
+        # With "=", since an id may begin with "-".
+        cluster = f"--cluster-id={self._cluster_id}"
+        arguments = ["kafka.tools.StorageTool", "format", cluster, "--config", str(server)]
         ended = subprocess.run(
             kafka + arguments,
             stdin=subprocess.DEVNULL,
