@@ -53,14 +53,14 @@ test test-%: export KAFKA_OPTS = -XX:TieredStopAtLevel=1
 
 test-library:
 	$(BIN)/python -m pytest -m "not kafka and not spark and not compose and not java and not storage"
-	$(BIN)/python -m pytest -m "spark and not kill and not storage" tests/service
+	$(BIN)/python -m pytest -m "spark and not kill and not storage" tests/service/runtime
 
 test-kafka:
 	$(BIN)/python -m pytest -m "kafka and not spark and not java"
 	$(BIN)/python -m pytest -m kill
 
 test-pipeline:
-	$(BIN)/python -m pytest -m "spark and not kill and not peers and not storage" --ignore tests/service
+	$(BIN)/python -m pytest -m "spark and not kill and not peers and not storage" --ignore tests/service/runtime
 
 # Spark's classes, read once: every service that the tests start then starts 7 s sooner.
 classes: .venv/share/replayfilter/classes.jsa
