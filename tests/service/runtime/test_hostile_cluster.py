@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.slow]
 
 NAME = "hostile"
 RECORDS = 60_000  # more than are published during the faults; the rest follows at the end
-PER_SECOND = 200.0
+PER_SECOND = 100.0
 BROKER_SECONDS = 6.0  # longer than broker.session.timeout.ms: the other brokers lead meanwhile
 NETWORK_SECONDS = 10.0
 
